@@ -1,102 +1,178 @@
-# nibble - GNU make. `make help` lists the targets.
-#   CC=gcc|clang   SAN=address,undefined | thread   WERROR=1   ARCH=aarch64 (cross, runs under qemu-user)
-MAKEFLAGS += --no-builtin-rules
-CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
-ARCH    ?= $(shell uname -m)
-HOST    := $(shell uname -m)
-PREFIX  ?= /usr/local
-VERSION := 0.1.0
-COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-PKGS    := yajl libpcre2-8 libutf8proc
+# nibble - GNU make. `make help` lists the targets and the variables.
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DELETE_ON_ERROR:
+.SECONDARY:
 
+VERSION := 0.1.0
+Q       := $(if $(V),,@)
+HOST    := $(shell uname -m)
+ARCH    ?= $(HOST)
+PREFIX  ?= /usr/local
+PKGS    := yajl libpcre2-8 libutf8proc
+COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+
+# ---- configuration: each one (ARCH, CC, SAN, FUZZER) builds into a folder of its own ------------------------------------
+CC    := $(if $(filter default,$(origin CC)),gcc,$(CC))
+AR    := $(if $(filter default,$(origin AR)),ar,$(AR))
 comma := ,
-tag   := $(ARCH)-$(notdir $(CC))$(if $(SAN),-$(subst $(comma),-,$(SAN)))
-B     ?= build/$(tag)
+B     ?= build/$(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(FUZZER),-fuzzer)
 
 ifneq ($(ARCH),$(HOST))
+  # Cross build against Debian's multiarch libraries; its programs run under qemu-user.
   TARGET     := $(ARCH)-linux-gnu
-  CC         := $(TARGET)-gcc
-  RUNNER     ?= qemu-$(ARCH) -L /usr/$(TARGET)
+  override CC := $(if $(findstring clang,$(CC)),$(CC) --target=$(TARGET),$(TARGET)-gcc)
+  RUNNER     ?= qemu-$(ARCH)
   PKG_CONFIG := PKG_CONFIG_LIBDIR=/usr/lib/$(TARGET)/pkgconfig:/usr/share/pkgconfig pkg-config
 else
   PKG_CONFIG := pkg-config
 endif
-AR ?= ar
 
-CPPFLAGS += -Isrc -I$(B)/gen -D_GNU_SOURCE $(shell $(PKG_CONFIG) --cflags $(PKGS))
-WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wpointer-arith -Wwrite-strings $(if $(WERROR),-Werror)
+WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wpointer-arith -Wwrite-strings \
+            $(if $(WERROR),-Werror)
+SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
+override CPPFLAGS += -Isrc -D_GNU_SOURCE $(shell $(PKG_CONFIG) --cflags $(PKGS))
 CFLAGS   ?= -O2 -g
-CFLAGS   += -std=c11 -ffp-contract=off -fno-strict-aliasing -pthread $(WARN) $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
+override CFLAGS   += -std=c11 -ffp-contract=off -fno-strict-aliasing -pthread $(WARN) $(SANFLAGS) \
+            $(if $(FUZZER),-fsanitize=fuzzer-no-link)
+override LDFLAGS  += $(SANFLAGS)
 LDLIBS   := $(shell $(PKG_CONFIG) --libs $(PKGS)) -lm -pthread
-LDFLAGS  += $(if $(SAN),-fsanitize=$(SAN))
-EDIT     := $(shell $(PKG_CONFIG) --cflags --libs libedit 2>/dev/null)
+EDIT     := $(shell $(PKG_CONFIG) --libs libedit 2>/dev/null)
+VFLAGS   := -DNIBBLE_VERSION='"$(VERSION)"' -DNIBBLE_COMMIT='"$(COMMIT)"' -DNIBBLE_PREFIX='"$(PREFIX)"'
 
 # One C file, one ISA: flags by suffix, nothing else in the tree gets any.
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c
 ISA_amx    := $(ISA_avx512) -mamx-tile -mamx-int8
-ISA_neon   :=
+isa_of      = $(lastword $(subst _, ,$(basename $(notdir $(1)))))
 
+# ---- sources -----------------------------------------------------------------------------------------------------------
 SRC := $(sort $(wildcard src/*/*.c))
 ifeq ($(ARCH),x86_64)
   SRC := $(filter-out %_neon.c,$(SRC))
+  # The reference kernels once more with hardware FMA: the same bits (fmaf is exact), tests run faster.
+  FMA := $(patsubst %.c,$(B)/%_fma.o,$(wildcard src/kern/*_ref.c))
 else
   SRC := $(filter-out %_avx2.c %_avx512.c %_amx.c,$(SRC))
 endif
-OBJ     := $(SRC:%.c=$(B)/%.o)
-# The reference kernels once more with hardware FMA: the same bits (fmaf is exact), tests run faster.
-ifeq ($(ARCH),x86_64)
-  OBJ   += $(patsubst %.c,$(B)/%_fma.o,$(wildcard src/kern/*_ref.c))
-endif
+OBJ     := $(SRC:%.c=$(B)/%.o) $(FMA)
 LIB     := $(B)/libnibble.a
 BIN     := $(B)/nibble
-TESTS   := $(patsubst tests/%.c,$(B)/tests/%,$(sort $(wildcard tests/*/test_*.c tests/*/*check.c)))
-BENCHES := $(patsubst bench/%.c,$(B)/bench/%,$(sort $(wildcard bench/*.c)))
+TESTLIB := $(patsubst %.c,$(B)/%.o,$(sort $(wildcard tests/lib/*.c)))
+TESTS   := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/*/test_*.c tests/*/*check.c)))
+FUZZ    := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
+BENCHES := $(patsubst %.c,$(B)/%,$(sort $(wildcard bench/*.c)))
+CLI     := $(wildcard tests/cli/run_cli.py)
 
-.PHONY: all help test lint fuzz install clean bench tests compile_commands.json
-.SECONDARY:
-all: $(BIN) nibble ## build the program (default)
+.PHONY: all help test tests lint format fuzz replay install uninstall clean bench compile_commands.json FORCE
+all: $(BIN) ## build the program (default)
 
-# A stable name for the last build of the host's own configuration.
-nibble: $(BIN)
-	@ln -sfn $(BIN) build/nibble
+# A stable name for the last plain build of this machine.
+ifeq ($(ARCH)$(SAN)$(FUZZER),$(HOST))
+all: build/nibble
+build/nibble: $(BIN) FORCE
+	@ln -sfn $(B:build/%=%)/nibble $@
+endif
 
 $(BIN): $(B)/src/main.o $(LIB)
-	$(CC) $(LDFLAGS) $(CFLAGS) -o $@ $^ $(LDLIBS) $(EDIT)
+	$(if $(V),,@echo "  LD   $@")
+	$(Q)$(CC) $(LDFLAGS) $(CFLAGS) -o $@ $^ $(LDLIBS) $(EDIT)
 
 $(LIB): $(OBJ)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(if $(V),,@echo "  AR   $@")
+	$(Q)$(AR) rcs $@ $^
 
-isa_of = $(lastword $(subst _, ,$(basename $(notdir $(1)))))
-$(B)/src/%.o: src/%.c
+# Files that change only when the flags (or, for the few objects that print it, the version) do.
+$(B)/flags: FORCE
+	@mkdir -p $(@D); printf '%s\n' '$(subst ','\'',$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(LDLIBS) $(EDIT))' "$$($(CC) --version | head -n 1)" > $@.new; \
+	cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+$(B)/version: FORCE
+	@mkdir -p $(@D); printf '%s\n' '$(subst ','\'',$(VFLAGS))' > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+$(B)/src/main.o $(B)/src/cmd/%.o: override CPPFLAGS += $(VFLAGS)
+$(B)/src/main.o $(filter $(B)/src/cmd/%,$(OBJ)): $(B)/version
+
+$(B)/src/%.o: src/%.c $(B)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(ISA_$(call isa_of,$<)) -MMD -MP -c -o $@ $<
+	$(if $(V),,@echo "  CC   $<")
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(ISA_$(call isa_of,$<)) -MMD -MP -c -o $@ $<
 
-$(B)/src/kern/%_ref_fma.o: src/kern/%_ref.c
+$(B)/src/kern/%_ref_fma.o: src/kern/%_ref.c $(B)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -mfma -DKERN_REF_FMA -MMD -MP -c -o $@ $<
+	$(if $(V),,@echo "  CC   $<")
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -mfma -DKERN_REF_FMA -MMD -MP -c -o $@ $<
 
-$(B)/src/main.o $(B)/src/cmd/%.o: CPPFLAGS += -DNIBBLE_VERSION='"$(VERSION)"' -DNIBBLE_COMMIT='"$(COMMIT)"' -DNIBBLE_PREFIX='"$(PREFIX)"'
-
-$(B)/tests/%: tests/%.c $(LIB)
+# Programs of tests/ and bench/: one C file each plus the library (tests may share code in tests/lib/*.c).
+$(B)/tests/%.o: tests/%.c $(B)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) -Itests $(CFLAGS) -Wno-missing-prototypes -MMD -MP -o $@ $< $(LDFLAGS) $(LIB) -lcmocka $(LDLIBS)
-
-$(B)/bench/%: bench/%.c $(LIB)
+	$(if $(V),,@echo "  CC   $<")
+	$(Q)$(CC) $(CPPFLAGS) -Itests $(CFLAGS) -Wno-missing-prototypes -MMD -MP -c -o $@ $<
+$(B)/bench/%.o: bench/%.c $(B)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -o $@ $< $(LDFLAGS) $(LIB) $(LDLIBS)
+	$(if $(V),,@echo "  CC   $<")
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
-tests: $(TESTS) ## build every C test program
+$(TESTS): $(B)/%: $(B)/%.o $(TESTLIB) $(LIB)
+	$(if $(V),,@echo "  LD   $@")
+	$(Q)$(CC) $(CFLAGS) -o $@ $< $(TESTLIB) $(LDFLAGS) $(LIB) -lcmocka $(LDLIBS)
+$(BENCHES): $(B)/%: $(B)/%.o $(LIB)
+	$(if $(V),,@echo "  LD   $@")
+	$(Q)$(CC) $(CFLAGS) -o $@ $< $(LDFLAGS) $(LIB) $(LDLIBS)
+ifdef FUZZER
+$(FUZZ): $(B)/%: $(B)/%.o $(LIB)
+	$(if $(V),,@echo "  LD   $@")
+	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer -o $@ $< $(LDFLAGS) $(LIB) $(LDLIBS)
+else
+$(FUZZ): $(B)/%: $(B)/%.o $(B)/tests/fuzz/replay_main.o $(LIB)
+	$(if $(V),,@echo "  LD   $@")
+	$(Q)$(CC) $(CFLAGS) -o $@ $< $(B)/tests/fuzz/replay_main.o $(LDFLAGS) $(LIB) $(LDLIBS)
+endif
+
+# ---- tests -------------------------------------------------------------------------------------------------------------
+# T narrows each of these: `make test T=json` runs the programs with json in their path.
+tests: $(TESTS) $(FUZZ) ## build every C test program
 bench: $(BENCHES) ## build the benchmark programs
 
-test: all tests ## build and run the tests (SAN=, ARCH=, CC= choose the configuration)
-	RUNNER='$(RUNNER)' NIBBLE=$(BIN) scripts/run_tests.sh $(TESTS)
+chosen = $(if $(T),$(foreach f,$(1),$(if $(strip $(foreach t,$(T),$(findstring $(t),$(f)))),$(f))),$(1))
+test: all $(call chosen,$(TESTS) $(FUZZ)) ## build and run the C tests, fuzz corpora and command-line cases (T=word narrows)
+	@RUNNER='$(RUNNER)' NIBBLE=$(BIN) scripts/run_tests.sh $(call chosen,$(TESTS) $(FUZZ)) $(if $(T),,$(CLI))
+
+replay: $(FUZZ) ## run every fuzz target over its stored corpus
+	@RUNNER='$(RUNNER)' scripts/run_tests.sh $(FUZZ)
+
+SECS ?= 60
+fuzz: ## fuzz with libFuzzer under ASan+UBSan (T=name, SECS=60 for each target)
+	@T='$(T)' SECS='$(SECS)' scripts/fuzz.sh
+
+lint: ## layer rule, headers, error ids, format, clang-tidy, cppcheck (T=name runs one check)
+	@tools/lint/run.sh $(T)
+
+format: ## rewrite sources and tests with clang-format
+	@git ls-files '*.c' '*.h' | xargs -r clang-format -i
+
+# ---- install -----------------------------------------------------------------------------------------------------------
+SHARE := $(DESTDIR)$(PREFIX)/share
+install: all ## install program, embedded model and man page (DESTDIR=, PREFIX=/usr/local)
+	install -d $(DESTDIR)$(PREFIX)/bin $(SHARE)/nibble/qwen36-tiny $(SHARE)/man/man1
+	install -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/nibble
+	install -m 644 assets/qwen36-tiny/* $(SHARE)/nibble/qwen36-tiny/
+	install -m 644 docs/nibble.1 $(SHARE)/man/man1/nibble.1
+
+uninstall: ## remove what install put there
+	rm -rf $(DESTDIR)$(PREFIX)/bin/nibble $(SHARE)/nibble $(SHARE)/man/man1/nibble.1
 
 clean: ## remove all build output
 	rm -rf build compile_commands.json
 
-help: ## this list
-	@grep -hE '^[a-z_.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+# For editors and clang-tidy.
+compile_commands.json: ## the compiler call of every source file, for editors
+	@{ sep='['; for f in $(SRC) src/main.c $(patsubst $(B)/%,%.c,$(TESTS) $(FUZZ)); do \
+	  isa=$${f%.c}; case $${isa##*_} in avx2) isa='$(ISA_avx2)';; avx512) isa='$(ISA_avx512)';; amx) isa='$(ISA_amx)';; *) isa=;; esac; \
+	  printf '%s\n {"directory": "%s", "file": "%s", "command": "%s"}' "$$sep" '$(CURDIR)' "$$f" \
+	    '$(subst ",\\\",$(subst ','\'',$(CC) $(CPPFLAGS) $(VFLAGS) -Itests $(CFLAGS)))'" $$isa -c $$f"; sep=','; done; echo; echo ']'; } > $@
 
--include $(OBJ:.o=.d) $(B)/src/main.d $(TESTS:=.d) $(BENCHES:=.d)
+help: ## this list
+	@echo 'make [TARGET] [CC=gcc|clang] [SAN=address,undefined|thread] [WERROR=1] [ARCH=aarch64] [V=1]'
+	@grep -hE '^[a-z_.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
+
+-include $(OBJ:.o=.d) $(B)/src/main.d $(TESTLIB:.o=.d) $(TESTS:=.d) $(FUZZ:=.d) $(BENCHES:=.d) $(B)/tests/fuzz/replay_main.d
