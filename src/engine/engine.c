@@ -1,0 +1,117 @@
+#include "engine/engine.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_CTX = 32768, DEFAULT_CHUNK = 256, HEAD_ROWS = 8 };
+
+static bool has_file(const char *dir, const char *name) {
+    char *path = path_join(dir, name);
+    const bool yes = file_exists(path);
+    free(path);
+    return yes;
+}
+
+static bool open_text(engine *g, const char *dir, bool need, err *e) {
+    if ((need || has_file(dir, "tokenizer.json")) && !tokenizer_open(&g->tok, dir, e)) return false;
+    if (!need && !has_file(dir, "chat_template.jinja") && !has_file(dir, "tokenizer_config.json")) return true;
+    if (template_open(&g->tmpl, dir, e)) return true;
+    /* A base model has no template; only what renders messages needs one, and says so itself. */
+    if (strcmp(e->id, "E-TEMPLATE-MISSING") != 0) return false;
+    *e = (err){ 0 };
+    return true;
+}
+
+static bool open_model(engine *g, const char *dir, const engine_options *opt, err *e) {
+    if (!ckpt_open(&g->files, dir, e)) return false;
+    if (!config_read(&g->config, g->files.config, g->files.generation, g->files.dir, e)) return false;
+    if (!weights_bind(&g->w, &g->files, &g->config, e)) return false;
+    if (!open_text(g, g->files.dir, opt->need_text, e)) return false;
+    return ops_open(&g->o, &opt->ops, e);
+}
+
+static bool open_state(engine *g, const engine_options *opt, err *e) {
+    const model_config *c = &g->config;
+    const int limit = c->max_position, want = opt->ctx > 0 ? opt->ctx : DEFAULT_CTX, slots = opt->slots > 0 ? opt->slots : 1;
+    if (opt->ctx > limit)
+        return fail(e, ERR_USAGE, "E-ENGINE-CTX", "--ctx %d: the model's limit is %d positions", opt->ctx, limit);
+    g->chunk = opt->chunk > 0 ? opt->chunk : DEFAULT_CHUNK;
+    const int rows = g->chunk > OPS_MAX_PENDING + 1 ? g->chunk : OPS_MAX_PENDING + 1;
+    if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, e)) return false;
+    if (!state_open(&g->st, &g->n, slots, want < limit ? want : limit, opt->kv, e)) return false;
+    if (!scratch_open(&g->sc, &g->n, rows, HEAD_ROWS, e)) return false;
+    g->host_logits = xmalloc((size_t)HEAD_ROWS * (size_t)g->n.real_vocab * sizeof(float));
+    g->slot_used = xcalloc((size_t)slots, 1);
+    return true;
+}
+
+bool engine_open(engine **out, const char *dir, const engine_options *opt, err *e) {
+    engine *g = xcalloc(1, sizeof *g);
+    if (open_model(g, dir, opt, e) && open_state(g, opt, e)) return *out = g, true;
+    engine_close(g);
+    *out = NULL;
+    return false;
+}
+
+void engine_close(engine *g) {
+    if (!g) return;
+    scratch_close(&g->sc);
+    state_close(&g->st);
+    net_close(&g->n);
+    if (g->o) g->o->close(g->o);
+    template_close(g->tmpl);
+    tokenizer_close(g->tok);
+    weights_free(&g->w);
+    ckpt_close(&g->files);
+    sampler_free(&g->sm);
+    free(g->host_logits);
+    free(g->slot_used);
+    free(g);
+}
+
+/* ---- sessions ---- */
+
+bool session_open(session *s, engine *g, bool drafting, err *e) {
+    *s = (session){ .g = g, .drafting = drafting && g->n.has_mtp };
+    while (s->slot < g->st.slots && g->slot_used[s->slot]) s->slot++;
+    if (s->slot == g->st.slots)
+        return fail(e, ERR_MACHINE, "E-ENGINE-SLOTS", "all %d sequences are in use (raise --max-seqs)", g->st.slots);
+    void *keep = NULL;
+    if (!g->o->mem_new(g->o, &keep, (size_t)OPS_MAX_PENDING * (size_t)g->config.hidden * sizeof(float), e)) return false;
+    s->keep = keep;
+    s->cap = g->st.capacity + 1;
+    s->tokens = xmalloc((size_t)s->cap * sizeof *s->tokens);
+    g->slot_used[s->slot] = 1;
+    session_reset(s);
+    return true;
+}
+
+void session_close(session *s) {
+    if (!s->g || !s->tokens) return;
+    s->g->o->mem_free(s->g->o, s->keep);
+    s->g->slot_used[s->slot] = 0;
+    free(s->tokens);
+    *s = (session){ 0 };
+}
+
+void session_reset(session *s) {
+    state_reset(&s->g->st, s->slot);
+    s->n_tokens = s->done = s->pending = s->mtp_done = s->kept = 0;
+}
+
+bool session_set(session *s, const int32_t *ids, int n, err *e) {
+    if (n <= 0) return fail(e, ERR_INPUT, "E-ENGINE-EMPTY", "prompt: no tokens");
+    if (n >= s->g->st.capacity)
+        return fail(e, ERR_INPUT, "E-ENGINE-CONTEXT", "prompt: %d tokens do not fit a context of %d with room for an answer "
+                    "(raise --ctx, or shorten it)", n, s->g->st.capacity);
+    for (int i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= s->g->config.vocab)
+            return fail(e, ERR_INPUT, "E-ENGINE-TOKEN", "prompt: id %d at position %d is outside the vocabulary of %d", ids[i],
+                        i, s->g->config.vocab);
+    /* At least one token must be left to process: its hidden state yields the first new token. */
+    if (s->done >= n || memcmp(s->tokens, ids, (size_t)s->done * sizeof *ids) != 0) session_reset(s);
+    memcpy(s->tokens, ids, (size_t)n * sizeof *ids);
+    s->n_tokens = n;
+    return true;
+}

@@ -1,0 +1,225 @@
+#include "engine/forward.h"
+
+#include <stdlib.h>
+
+static int widest(const model_config *c) {
+    int w = c->heads * c->head_dim * (c->attn_gate ? 2 : 1);
+    const int other[] = { config_conv_dim(c), config_value_dim(c), c->inter, c->shared_inter, c->hidden,
+                          c->kv_heads * c->head_dim, c->experts };
+    for (size_t i = 0; i < ARRAY_LEN(other); i++)
+        if (other[i] > w) w = other[i];
+    return w;
+}
+
+static bool take(const net *n, void **out, int64_t words, err *e) {
+    return n->o->mem_new(n->o, out, (size_t)(words > 0 ? words : 1) * 4, e);
+}
+
+static bool take_f(const net *n, float **out, int64_t count, err *e) {
+    void *p = NULL;
+    const bool ok = take(n, &p, count, e);
+    *out = p;
+    return ok;
+}
+
+static bool take_i(const net *n, int32_t **out, int64_t count, err *e) {
+    void *p = NULL;
+    const bool ok = take(n, &p, count, e);
+    *out = p;
+    return ok;
+}
+
+bool scratch_open(scratch *s, const net *n, int rows, int head_rows, err *e) {
+    const model_config *c = n->c;
+    const int64_t h = c->hidden, r = rows, w = widest(c);
+    *s = (scratch){ .n = n, .rows = rows, .head_rows = head_rows };
+    s->host = xmalloc((size_t)rows * 3 * sizeof *s->host);
+    bool ok = take_i(n, &s->ids, r, e) && take_i(n, &s->pos3, r * 3, e) && take_i(n, &s->idx, r * c->topk, e) &&
+              take_f(n, &s->wt, r * c->topk, e) && take_f(n, &s->x, r * h, e) && take_f(n, &s->h, r * h, e) &&
+              take_f(n, &s->hidden, (r + 1) * h, e) && take_f(n, &s->pair, r * 2 * h, e) &&
+              take_f(n, &s->mtp_hidden, r * h, e) && take_f(n, &s->gate_a, r * c->lin_v_heads, e) &&
+              take_f(n, &s->gate_b, r * c->lin_v_heads, e) && take_f(n, &s->logits, (int64_t)head_rows * c->vocab, e) &&
+              take_i(n, &s->choice, head_rows, e);
+    for (size_t i = 0; ok && i < ARRAY_LEN(s->wide); i++) ok = take_f(n, &s->wide[i], r * w, e);
+    if (!ok) scratch_close(s);
+    return ok;
+}
+
+void scratch_close(scratch *s) {
+    if (!s->n) return;
+    ops *o = s->n->o;
+    void *all[] = { s->ids, s->pos3, s->idx, s->x, s->h, s->hidden, s->pair, s->mtp_hidden, s->wide[0], s->wide[1],
+                    s->wide[2], s->wide[3], s->gate_a, s->gate_b, s->wt, s->logits, s->choice };
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        if (all[i]) o->mem_free(o, all[i]);
+    free(s->host);
+    *s = (scratch){ 0 };
+}
+
+/* One pass over some rows: what every half layer needs to know. */
+typedef struct pass {
+    scratch *s;
+    state *st;
+    const ops_span *spans;
+    int n_spans, rows;
+} pass;
+
+static void project(const pass *p, float *y, const float *x, const linear *w) {
+    ops *o = p->s->n->o;
+    o->linear(o, y, linear_rows(w), x, linear_cols(w), w, p->rows);
+}
+
+/* Gated DeltaNet: h -> wide[0], still to be added to the residual. docs/MODEL.md. */
+static void gdn_half(const pass *p, const net_layer *l) {
+    scratch *s = p->s;
+    const model_config *c = s->n->c;
+    ops *o = s->n->o;
+    float *qkv = s->wide[0], *z = s->wide[1], *conv = s->wide[2], *out = s->wide[3];
+    project(p, qkv, s->h, l->in_qkv);
+    project(p, z, s->h, l->in_z);
+    project(p, s->gate_b, s->h, l->in_b);
+    project(p, s->gate_a, s->h, l->in_a);
+    o->conv(o, conv, qkv, l->conv, &p->st->conv[l->index], p->spans, p->n_spans);
+    o->gdn(o, out, conv, s->gate_a, s->gate_b, l->neg_a, l->dt_bias, &p->st->gdn[l->index], p->spans, p->n_spans);
+    o->gated_norm(o, out, out, z, l->gdn_norm, p->rows, c->lin_v_heads, c->lin_v_dim, c->rms_eps);
+    project(p, s->wide[0], out, l->gdn_out);
+}
+
+/* Gated full attention: h -> wide[0]; `kv` is the layer's own cache. */
+static void attn_half(const pass *p, const net_layer *l, ops_kv *kv) {
+    scratch *s = p->s;
+    const model_config *c = s->n->c;
+    ops *o = s->n->o;
+    const ops_rope rope = { p->st->cos, p->st->sin, s->n->rope_axis, c->rotary_dim / 2 };
+    const float scale = (float)(1.0 / __builtin_sqrt((double)c->head_dim));
+    float *qg = s->wide[0], *k = s->wide[1], *v = s->wide[2], *q = s->wide[3];
+    project(p, qg, s->h, l->q);
+    project(p, k, s->h, l->k);
+    project(p, v, s->h, l->v);
+    o->qk_rope(o, q, k, qg, l->q_norm, l->k_norm, s->pos3, &rope, p->rows, c->heads, c->kv_heads, c->head_dim,
+               c->attn_gate, c->rms_eps);
+    o->kv_append(o, kv, k, v, p->spans, p->n_spans);
+    o->attention(o, v, q, c->attn_gate ? qg : NULL, kv, c->heads, scale, p->spans, p->n_spans);
+    project(p, s->wide[0], v, l->o);
+}
+
+/* Dense FFN, or routed experts and the shared expert: reads h, advances the residual x. */
+static void ffn_half(const pass *p, const net_layer *l) {
+    scratch *s = p->s;
+    const model_config *c = s->n->c;
+    ops *o = s->n->o;
+    const net_ffn *f = &l->ffn;
+    float *gate = s->wide[0], *down = s->wide[1], *logits = s->wide[2], *routed = s->wide[3];
+    if (f->gate) {
+        float *up = s->wide[1];
+        project(p, gate, s->h, f->gate);
+        project(p, up, s->h, f->up);
+        o->silu_mul(o, gate, gate, up, (int64_t)p->rows * f->inter);
+        project(p, down, gate, f->down);
+    }
+    if (!f->experts) {
+        o->add(o, s->x, down, (int64_t)p->rows * c->hidden);
+        return;
+    }
+    project(p, logits, s->h, f->router);
+    o->route(o, s->idx, s->wt, logits, p->rows, c->experts, c->topk);
+    o->moe(o, routed, s->h, f->experts, s->idx, s->wt, p->rows, c->topk);
+    float *share = f->shared_gate ? s->wide[2] : NULL;
+    if (share) project(p, share, s->h, f->shared_gate);
+    o->moe_combine(o, s->x, routed, f->gate ? down : NULL, share, p->rows, c->hidden);
+}
+
+static void run_layer(const pass *p, const net_layer *l, ops_kv *kv) {
+    scratch *s = p->s;
+    const model_config *c = s->n->c;
+    ops *o = s->n->o;
+    o->rmsnorm(o, s->h, s->x, c->hidden, l->norm1, p->rows, c->hidden, c->rms_eps);
+    if (l->kind == LAYER_GDN)
+        gdn_half(p, l);
+    else
+        attn_half(p, l, kv);
+    o->add(o, s->x, s->wide[0], (int64_t)p->rows * c->hidden);
+    o->rmsnorm(o, s->h, s->x, c->hidden, l->norm2, p->rows, c->hidden, c->rms_eps);
+    ffn_half(p, l);
+}
+
+/* Check the spans, upload ids and positions, extend the rotary table. */
+static pass begin(scratch *s, state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
+    ops *o = s->n->o;
+    int rows = 0, top = 0;
+    for (int i = 0; i < n_spans; i++) {
+        const ops_span *sp = &spans[i];
+        CHECK(sp->row0 == rows && sp->rows > 0 && sp->pos0 >= 0 && sp->pos0 + sp->rows <= st->capacity &&
+              rows + sp->rows <= s->rows, "span %d: rows %d+%d at position %d of %d", i, sp->row0, sp->rows, sp->pos0,
+              st->capacity);
+        for (int r = 0; r < sp->rows && !pos3; r++)
+            for (int a = 0; a < 3; a++) s->host[(rows + r) * 3 + a] = sp->pos0 + r;
+        rows += sp->rows;
+        if (sp->pos0 + sp->rows > top) top = sp->pos0 + sp->rows;
+    }
+    for (int r = 0; pos3 && r < rows * 3; r++)
+        if (pos3[r] >= top) top = pos3[r] + 1;
+    state_cover(st, top);
+    o->upload(o, s->pos3, pos3 ? pos3 : s->host, (size_t)rows * 3 * sizeof(int32_t));
+    o->upload(o, s->ids, ids, (size_t)rows * sizeof(int32_t));
+    return (pass){ s, st, spans, n_spans, rows };
+}
+
+void forward_trunk(scratch *s, state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
+    const net *n = s->n;
+    ops *o = n->o;
+    const pass p = begin(s, st, ids, pos3, spans, n_spans);
+    o->embed(o, s->x, n->embed, s->ids, p.rows);
+    for (int i = 0; i < n->c->layers; i++) {
+        const net_layer *l = &n->layers[i];
+        run_layer(&p, l, l->kind == LAYER_ATTN ? &st->kv[l->index] : NULL);
+    }
+    o->rmsnorm(o, s->hidden + n->c->hidden, s->x, n->c->hidden, n->norm, p.rows, n->c->hidden, n->c->rms_eps);
+}
+
+/* Rows of h into one half of the pair rows: dot32 runs over both halves, so they must lie side by side. */
+static void pair_half(const pass *p, int half) {
+    scratch *s = p->s;
+    ops *o = s->n->o;
+    const int64_t h = s->n->c->hidden;
+    for (int r = 0; r < p->rows; r++) o->copy(o, s->pair + (2 * r + half) * h, s->h + r * h, (size_t)h * sizeof(float));
+}
+
+void forward_mtp(scratch *s, state *st, const int32_t *next, const float *hidden, const ops_span *spans, int n_spans) {
+    const net *n = s->n;
+    ops *o = n->o;
+    const int h = n->c->hidden;
+    const pass p = begin(s, st, next, NULL, spans, n_spans);
+    o->embed(o, s->x, n->embed, s->ids, p.rows);
+    o->rmsnorm(o, s->h, s->x, h, n->mtp_norm_embed, p.rows, h, n->c->rms_eps);
+    pair_half(&p, 0);
+    o->rmsnorm(o, s->h, hidden, h, n->mtp_norm_hidden, p.rows, h, n->c->rms_eps);
+    pair_half(&p, 1);
+    project(&p, s->x, s->pair, n->mtp_fc);
+    run_layer(&p, &n->mtp, &st->mtp_kv);
+    o->rmsnorm(o, s->mtp_hidden, s->x, h, n->mtp_norm, p.rows, h, n->c->rms_eps);
+}
+
+void forward_logits(scratch *s, const float *hidden, int rows) {
+    const net *n = s->n;
+    CHECK(rows <= s->head_rows, "%d rows of logits in a scratch of %d", rows, s->head_rows);
+    n->o->linear(n->o, s->logits, n->c->vocab, hidden, n->c->hidden, n->head, rows);
+}
+
+void forward_real_logits(scratch *s, const float *hidden, int rows) {
+    const net *n = s->n;
+    CHECK(rows <= s->head_rows, "%d rows of logits in a scratch of %d", rows, s->head_rows);
+    n->o->linear(n->o, s->logits, n->real_vocab, hidden, n->c->hidden, n->head_real, rows);
+}
+
+bool forward_argmax(scratch *s, int32_t *choice, const float *hidden, int rows, err *e) {
+    const net *n = s->n;
+    ops *o = n->o;
+    for (int r = 0; r < rows; r += s->head_rows) {
+        const int m = rows - r < s->head_rows ? rows - r : s->head_rows;
+        forward_real_logits(s, hidden + (int64_t)r * n->c->hidden, m);
+        o->argmax(o, s->choice, s->logits, m, n->real_vocab);
+        o->download(o, choice + r, s->choice, (size_t)m * sizeof *choice);
+    }
+    return o->sync(o, e);
+}

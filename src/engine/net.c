@@ -1,0 +1,118 @@
+#include "engine/net.h"
+
+#include <stdlib.h>
+
+static bool prepare(net *n, linear **out, const wmat *m, err *e) {
+    if (!m->data) return true;
+    const linear_desc d = { m->name, m->type, m->rows, m->cols, m->data };
+    return n->o->linear_new(n->o, out, &d, e);
+}
+
+static bool vector(net *n, float **out, const float *v, int64_t count, err *e) {
+    if (!v) return true;
+    void *p = NULL;
+    if (!n->o->mem_new(n->o, &p, (size_t)count * sizeof *v, e)) return false;
+    *out = p;
+    n->o->upload(n->o, p, v, (size_t)count * sizeof *v);
+    return true;
+}
+
+static bool prepare_ffn(net *n, net_ffn *f, const wffn *w, err *e) {
+    f->inter = w->gate.rows;
+    if (w->experts.count > 0) {
+        const wexperts *x = &w->experts;
+        const experts_desc d = {
+            x->name, x->type, x->count, x->inter, x->hidden,
+            (const void *const *)x->gate, (const void *const *)x->up, (const void *const *)x->down,
+        };
+        if (!n->o->experts_new(n->o, &f->experts, &d, e)) return false;
+    }
+    return prepare(n, &f->router, &w->router, e) && prepare(n, &f->shared_gate, &w->shared_gate_in, e) &&
+           prepare(n, &f->gate, &w->gate, e) && prepare(n, &f->up, &w->up, e) && prepare(n, &f->down, &w->down, e);
+}
+
+static bool prepare_gdn(net *n, net_layer *l, const wlayer *w, err *e) {
+    const model_config *c = n->c;
+    return prepare(n, &l->in_qkv, &w->in_qkv, e) && prepare(n, &l->in_z, &w->in_z, e) &&
+           prepare(n, &l->in_b, &w->in_b, e) && prepare(n, &l->in_a, &w->in_a, e) &&
+           prepare(n, &l->gdn_out, &w->gdn_out, e) &&
+           vector(n, &l->conv, w->conv, (int64_t)config_conv_dim(c) * c->conv_kernel, e) &&
+           vector(n, &l->neg_a, w->neg_a, c->lin_v_heads, e) && vector(n, &l->dt_bias, w->dt_bias, c->lin_v_heads, e) &&
+           vector(n, &l->gdn_norm, w->gdn_norm, c->lin_v_dim, e);
+}
+
+static bool prepare_attn(net *n, net_layer *l, const wlayer *w, err *e) {
+    return prepare(n, &l->q, &w->q, e) && prepare(n, &l->k, &w->k, e) && prepare(n, &l->v, &w->v, e) &&
+           prepare(n, &l->o, &w->o, e) && vector(n, &l->q_norm, w->q_norm, n->c->head_dim, e) &&
+           vector(n, &l->k_norm, w->k_norm, n->c->head_dim, e);
+}
+
+static bool prepare_layer(net *n, net_layer *l, const wlayer *w, err *e) {
+    l->kind = w->kind;
+    return vector(n, &l->norm1, w->norm1, n->c->hidden, e) && vector(n, &l->norm2, w->norm2, n->c->hidden, e) &&
+           (w->kind == LAYER_GDN ? prepare_gdn(n, l, w, e) : prepare_attn(n, l, w, e)) &&
+           prepare_ffn(n, &l->ffn, &w->ffn, e);
+}
+
+static bool prepare_mtp(net *n, const wmtp *m, err *e) {
+    const int h = n->c->hidden;
+    n->has_mtp = m->present;
+    if (!m->present) return true;
+    return vector(n, &n->mtp_norm_embed, m->norm_embed, h, e) && vector(n, &n->mtp_norm_hidden, m->norm_hidden, h, e) &&
+           vector(n, &n->mtp_norm, m->norm, h, e) && prepare(n, &n->mtp_fc, &m->fc, e) &&
+           prepare_layer(n, &n->mtp, &m->layer, e);
+}
+
+static bool prepare_all(net *n, const weights *w, int real_vocab, err *e) {
+    const model_config *c = n->c;
+    wmat real = w->head;
+    real.rows = n->real_vocab = real_vocab > 0 && real_vocab < c->vocab ? real_vocab : c->vocab;
+    if (!prepare(n, &n->embed, &w->embed, e) || !prepare(n, &n->head, &w->head, e) ||
+        !prepare(n, &n->head_real, &real, e) || !vector(n, &n->norm, w->norm, c->hidden, e))
+        return false;
+    int kinds[2] = { 0, 0 };
+    for (int i = 0; i < c->layers; i++) {
+        n->layers[i].index = kinds[w->layers[i].kind]++;
+        if (!prepare_layer(n, &n->layers[i], &w->layers[i], e)) return false;
+    }
+    const size_t half = (size_t)c->rotary_dim / 2;
+    void *axis = NULL;
+    if (!n->o->mem_new(n->o, &axis, half + 1, e)) return false;
+    n->rope_axis = axis;
+    n->o->upload(n->o, axis, c->rope_axis, half);
+    return prepare_mtp(n, &w->mtp, e);
+}
+
+bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, err *e) {
+    *out = (net){ .o = o, .c = c, .layers = xcalloc((size_t)c->layers, sizeof(net_layer)) };
+    if (prepare_all(out, w, real_vocab, e)) return true;
+    net_close(out);
+    return false;
+}
+
+static void release(ops *o, linear *const *lin, size_t n_lin, float *const *vec, size_t n_vec) {
+    for (size_t i = 0; i < n_lin; i++)
+        if (lin[i]) o->linear_free(o, lin[i]);
+    for (size_t i = 0; i < n_vec; i++)
+        if (vec[i]) o->mem_free(o, vec[i]);
+}
+
+static void release_layer(ops *o, net_layer *l) {
+    linear *lin[] = { l->in_qkv, l->in_z, l->in_b, l->in_a, l->gdn_out, l->q, l->k, l->v, l->o,
+                      l->ffn.router, l->ffn.shared_gate, l->ffn.gate, l->ffn.up, l->ffn.down };
+    float *vec[] = { l->norm1, l->norm2, l->conv, l->neg_a, l->dt_bias, l->gdn_norm, l->q_norm, l->k_norm };
+    release(o, lin, ARRAY_LEN(lin), vec, ARRAY_LEN(vec));
+    if (l->ffn.experts) o->experts_free(o, l->ffn.experts);
+}
+
+void net_close(net *n) {
+    if (!n->o) return;
+    linear *lin[] = { n->embed, n->head, n->head_real, n->mtp_fc };
+    float *vec[] = { n->norm, n->mtp_norm_embed, n->mtp_norm_hidden, n->mtp_norm };
+    release(n->o, lin, ARRAY_LEN(lin), vec, ARRAY_LEN(vec));
+    if (n->rope_axis) n->o->mem_free(n->o, n->rope_axis);
+    for (int i = 0; i < n->c->layers; i++) release_layer(n->o, &n->layers[i]);
+    release_layer(n->o, &n->mtp);
+    free(n->layers);
+    *n = (net){ 0 };
+}

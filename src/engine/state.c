@@ -1,0 +1,115 @@
+#include "engine/state.h"
+
+#include <stdlib.h>
+
+#include "num/mathf.h"
+
+static bool take(const net *n, float **out, int64_t count, err *e) {
+    void *p = NULL;
+    const bool ok = n->o->mem_new(n->o, &p, (size_t)count * sizeof **out, e);
+    *out = p;
+    return ok;
+}
+
+static bool open_kv(const net *n, ops_kv *kv, int slots, int capacity, dtype type, err *e) {
+    const model_config *c = n->c;
+    *kv = (ops_kv){ .type = type, .kv_heads = c->kv_heads, .dim = c->head_dim, .capacity = capacity };
+    const size_t bytes = (size_t)slots * (size_t)capacity * (size_t)(c->kv_heads * c->head_dim) * (size_t)dtype_bytes(type);
+    return n->o->mem_new(n->o, &kv->k, bytes, e) && n->o->mem_new(n->o, &kv->v, bytes, e);
+}
+
+static bool open_gdn(const net *n, ops_conv *conv, ops_gdn *g, int slots, err *e) {
+    const model_config *c = n->c;
+    const int64_t pend = (int64_t)slots * OPS_MAX_PENDING;
+    *conv = (ops_conv){ .channels = config_conv_dim(c), .taps = c->conv_kernel };
+    *g = (ops_gdn){ .k_heads = c->lin_k_heads, .v_heads = c->lin_v_heads, .k_dim = c->lin_k_dim, .v_dim = c->lin_v_dim };
+    return take(n, &conv->window, (int64_t)slots * (c->conv_kernel - 1) * conv->channels, e) &&
+           take(n, &conv->pending, pend * conv->channels, e) &&
+           take(n, &g->state, (int64_t)slots * c->lin_v_heads * c->lin_k_dim * c->lin_v_dim, e) &&
+           take(n, &g->pend_k, pend * config_key_dim(c), e) && take(n, &g->pend_v, pend * config_value_dim(c), e) &&
+           take(n, &g->pend_beta, pend * c->lin_v_heads, e) && take(n, &g->pend_decay, pend * c->lin_v_heads, e);
+}
+
+bool state_open(state *out, const net *n, int slots, int capacity, dtype kv_type, err *e) {
+    const model_config *c = n->c;
+    *out = (state){ .n = n, .slots = slots, .capacity = capacity };
+    out->kv = xcalloc((size_t)c->attn_layers, sizeof *out->kv);
+    out->conv = xcalloc((size_t)c->gdn_layers, sizeof *out->conv);
+    out->gdn = xcalloc((size_t)c->gdn_layers, sizeof *out->gdn);
+    const int64_t rope = (int64_t)capacity * (c->rotary_dim / 2);
+    bool ok = take(n, &out->cos, rope, e) && take(n, &out->sin, rope, e);
+    for (int i = 0; ok && i < c->attn_layers; i++) ok = open_kv(n, &out->kv[i], slots, capacity, kv_type, e);
+    for (int i = 0; ok && i < c->gdn_layers; i++) ok = open_gdn(n, &out->conv[i], &out->gdn[i], slots, e);
+    if (ok && n->has_mtp) ok = open_kv(n, &out->mtp_kv, slots, capacity, kv_type, e);
+    if (!ok) state_close(out);
+    return ok;
+}
+
+static void drop(const net *n, void *p) {
+    if (p) n->o->mem_free(n->o, p);
+}
+
+void state_close(state *s) {
+    if (!s->n) return;
+    const net *n = s->n;
+    drop(n, s->cos);
+    drop(n, s->sin);
+    drop(n, s->mtp_kv.k);
+    drop(n, s->mtp_kv.v);
+    for (int i = 0; i < n->c->attn_layers; i++) {
+        drop(n, s->kv[i].k);
+        drop(n, s->kv[i].v);
+    }
+    for (int i = 0; i < n->c->gdn_layers; i++) {
+        void *all[] = { s->conv[i].window, s->conv[i].pending, s->gdn[i].state, s->gdn[i].pend_k,
+                        s->gdn[i].pend_v, s->gdn[i].pend_beta, s->gdn[i].pend_decay };
+        for (size_t k = 0; k < ARRAY_LEN(all); k++) drop(n, all[k]);
+    }
+    free(s->kv);
+    free(s->conv);
+    free(s->gdn);
+    *s = (state){ 0 };
+}
+
+void state_reset(state *s, int slot) {
+    ops *o = s->n->o;
+    for (int i = 0; i < s->n->c->gdn_layers; i++) {
+        const ops_conv *w = &s->conv[i];
+        const ops_gdn *g = &s->gdn[i];
+        const int64_t window = (int64_t)(w->taps - 1) * w->channels;
+        const int64_t heads = (int64_t)g->v_heads * g->k_dim * g->v_dim;
+        o->fill_zero(o, w->window + slot * window, (size_t)window * sizeof(float));
+        o->fill_zero(o, g->state + slot * heads, (size_t)heads * sizeof(float));
+    }
+}
+
+/* The angle is a float32 product, as transformers computes it: at 262k positions a double product would differ by
+ * 5e-3. Its sine and cosine are rounded once (NUMERICS 1). Grown in steps, so that a short run starts at once. */
+void state_cover(state *s, int upto) {
+    const model_config *c = s->n->c;
+    const int half = c->rotary_dim / 2;
+    if (upto <= s->rope_rows || half == 0) return;
+    int end = s->rope_rows + 512;
+    if (end < upto) end = upto;
+    if (end > s->capacity) end = s->capacity;
+    const int rows = end - s->rope_rows;
+    const size_t bytes = (size_t)rows * (size_t)half * sizeof(float);
+    float *cs = xmalloc(bytes), *sn = xmalloc(bytes);
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < half; i++) {
+            const float angle = (float)(s->rope_rows + r) * c->inv_freq[i];
+            float sine, cosine;
+            num_sincos((double)angle, &sine, &cosine);
+            cs[(int64_t)r * half + i] = cosine * c->rope_scaling;
+            sn[(int64_t)r * half + i] = sine * c->rope_scaling;
+        }
+    s->n->o->upload(s->n->o, s->cos + (int64_t)s->rope_rows * half, cs, bytes);
+    s->n->o->upload(s->n->o, s->sin + (int64_t)s->rope_rows * half, sn, bytes);
+    s->rope_rows = end;
+    free(cs);
+    free(sn);
+}
+
+int64_t state_slot_bytes(const model_config *c, int capacity, dtype kv_type, bool with_mtp) {
+    return config_state_bytes(c) + (int64_t)capacity * config_kv_bytes_per_token(c, dtype_bytes(kv_type), with_mtp);
+}

@@ -1,0 +1,30 @@
+/* state.h - what sequences leave on the device: KV, GDN state, conv windows, rotary table.
+ *
+ * `slots` sequences of up to `capacity` positions each. Memory is reserved at once and touched as it is used. */
+#ifndef NIBBLE_STATE_H
+#define NIBBLE_STATE_H
+
+#include "engine/net.h"
+
+typedef struct state {
+    const net *n;
+    int slots, capacity;
+    ops_kv *kv;         /* [attn_layers] */
+    ops_kv mtp_kv;      /* the draft layer's own; k NULL without MTP */
+    ops_conv *conv;     /* [gdn_layers] */
+    ops_gdn *gdn;       /* [gdn_layers] */
+    float *cos, *sin;   /* [capacity, rotary_dim / 2] */
+    int rope_rows;      /* rows filled so far */
+} state;
+
+/* kv_type DT_F32 or DT_BF16. Errors: E-MACHINE-MEMORY. */
+NODISCARD bool state_open(state *out, const net *n, int slots, int capacity, dtype kv_type, err *e);
+void state_close(state *s);
+/* Forget a slot: its GDN state and conv windows become zero (KV need not be cleared). */
+void state_reset(state *s, int slot);
+/* Make the rotary table cover positions [0, upto). */
+void state_cover(state *s, int upto);
+/* Bytes reserved for one slot. */
+int64_t state_slot_bytes(const model_config *c, int capacity, dtype kv_type, bool with_mtp);
+
+#endif
