@@ -27,7 +27,7 @@ static bool open_model(engine *g, const char *dir, const engine_options *opt, er
     if (!ckpt_open(&g->files, dir, e)) return false;
     if (!config_read(&g->config, g->files.config, g->files.generation, g->files.dir, e)) return false;
     if (!weights_bind(&g->w, &g->files, &g->config, e)) return false;
-    if (!open_text(g, g->files.dir, opt->need_text, e)) return false;
+    if (!opt->no_text && !open_text(g, g->files.dir, opt->need_text, e)) return false;
     return ops_open(&g->o, &opt->ops, e);
 }
 
@@ -100,18 +100,20 @@ void session_reset(session *s) {
     s->n_tokens = s->done = s->pending = s->mtp_done = s->kept = 0;
 }
 
-bool session_set(session *s, const int32_t *ids, int n, err *e) {
+bool session_set(session *s, const int32_t *prompt, int n, err *e) {
     if (n <= 0) return fail(e, ERR_INPUT, "E-ENGINE-EMPTY", "prompt: no tokens");
     if (n >= s->g->st.capacity)
         return fail(e, ERR_INPUT, "E-ENGINE-CONTEXT", "prompt: %d tokens do not fit a context of %d with room for an answer "
                     "(raise --ctx, or shorten it)", n, s->g->st.capacity);
     for (int i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= s->g->config.vocab)
-            return fail(e, ERR_INPUT, "E-ENGINE-TOKEN", "prompt: id %d at position %d is outside the vocabulary of %d", ids[i],
+        if (prompt[i] < 0 || prompt[i] >= s->g->config.vocab)
+            return fail(e, ERR_INPUT, "E-ENGINE-TOKEN", "prompt: id %d at position %d is outside the vocabulary of %d", prompt[i],
                         i, s->g->config.vocab);
     /* At least one token must be left to process: its hidden state yields the first new token. */
-    if (s->done >= n || memcmp(s->tokens, ids, (size_t)s->done * sizeof *ids) != 0) session_reset(s);
-    memcpy(s->tokens, ids, (size_t)n * sizeof *ids);
+    if (s->done >= n || memcmp(s->tokens, prompt, (size_t)s->done * sizeof *prompt) != 0) session_reset(s);
+    memcpy(s->tokens, prompt, (size_t)n * sizeof *prompt);
     s->n_tokens = n;
+    /* The newest draft slot was made with a token that this prompt may not continue with. */
+    if (s->mtp_done > s->done - 1) s->mtp_done = s->done > 0 ? s->done - 1 : 0;
     return true;
 }

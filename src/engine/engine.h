@@ -20,6 +20,7 @@ typedef struct engine_options {
     int chunk;        /* prompt rows per pass; 0 = 256 */
     dtype kv;         /* DT_F32 or DT_BF16 */
     bool need_text;   /* tokenizer and template must be there; otherwise they are loaded when present */
+    bool no_text;     /* do not look for them: every vocabulary row counts as real */
 } engine_options;
 
 typedef struct engine {

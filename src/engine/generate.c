@@ -36,10 +36,22 @@ static void prompt_mtp(session *s, int chunk_rows) {
     s->mtp_done = first + count;
 }
 
+/* A sequence that goes on after an answer: the draft slots of its last round are still to be made final. */
+static void catch_up(session *s) {
+    engine *g = s->g;
+    const int count = s->done - 1 - s->mtp_done;
+    if (!s->drafting || count <= 0) return;
+    CHECK(count < s->kept, "%d draft slots behind, %d hidden rows kept", count, s->kept);
+    const ops_span span = { .slot = s->slot, .rows = count, .pos0 = s->mtp_done };
+    forward_mtp(&g->sc, &g->st, s->tokens + s->mtp_done + 1, s->keep + (int64_t)(s->kept - 1 - count) * g->config.hidden, &span, 1);
+    s->mtp_done += count;
+}
+
 static bool process_prompt(run *r, err *e) {
     session *s = r->s;
     engine *g = s->g;
     const int64_t h = g->config.hidden;
+    catch_up(s);
     while (s->done < s->n_tokens) {
         if (cancelled(r)) {
             r->out->finish = GEN_CANCEL;
@@ -68,17 +80,17 @@ static bool check_finite(const float *v, int n, int64_t position, err *e) {
 }
 
 /* Tokens for `rows` consecutive positions from hidden rows [rows, H]: token i is drawn for absolute position pos0 + i. */
-static bool choose(run *r, int32_t *ids, const float *hidden, int rows, int64_t pos0, err *e) {
+static bool choose(run *r, int32_t *picked, const float *hidden, int rows, int64_t pos0, err *e) {
     engine *g = r->s->g;
     const int v = g->n.real_vocab;
     CHECK(rows <= g->sc.head_rows, "%d rows to choose", rows);
     const bool greedy = sampler_is_greedy(&r->opt->sampling) && r->opt->logprobs == 0;
     if (greedy) {
-        if (!forward_argmax(&g->sc, ids, hidden, rows, e)) return false;
+        if (!forward_argmax(&g->sc, picked, hidden, rows, e)) return false;
         for (int i = 0; i < rows; i++) {
-            float picked;
-            g->o->download(g->o, &picked, g->sc.logits + (int64_t)i * v + ids[i], sizeof picked);
-            if (!check_finite(&picked, 1, pos0 + i, e)) return false;
+            float top;
+            g->o->download(g->o, &top, g->sc.logits + (int64_t)i * v + picked[i], sizeof top);
+            if (!check_finite(&top, 1, pos0 + i, e)) return false;
         }
         return true;
     }
@@ -88,7 +100,7 @@ static bool choose(run *r, int32_t *ids, const float *hidden, int rows, int64_t 
     for (int i = 0; i < rows; i++) {
         const float *row = g->host_logits + (int64_t)i * v;
         if (!check_finite(row, v, pos0 + i, e)) return false;
-        ids[i] = sampler_draw(&g->sm, &r->opt->sampling, row, v, pos0 + i);
+        picked[i] = sampler_draw(&g->sm, &r->opt->sampling, row, v, pos0 + i);
     }
     return true;
 }

@@ -1,0 +1,53 @@
+/* cmd.h - what the subcommands share: the table, common options, the embedded model. One short file per command:
+ * options in, report out. Only here and in main.c does nibble print results or exit. */
+#ifndef NIBBLE_CMD_H
+#define NIBBLE_CMD_H
+
+#include "base/args.h"
+#include "base/err.h"
+#include "engine/engine.h"
+
+typedef struct ids id_list;
+
+/* argv[0] is the command's name. Returns the exit code when it ran (0, 1 or 130); on failure fills e. */
+typedef int cmd_fn(int argc, char **argv, err *e);
+
+cmd_fn cmd_run, cmd_chat, cmd_logits, cmd_inspect, cmd_tokenize, cmd_detokenize, cmd_render;
+
+/* Options every command has. Read them with cmd_common() after cmd_parse. */
+typedef struct cmd_options {
+    int threads; /* 0 = all */
+    int isa;     /* index into the --isa choices; see cmd_ops_options */
+    int device;
+    bool quiet, json;
+    int verbose;
+} cmd_options;
+cmd_options *cmd_common(void);
+
+/* Parse with the common options behind the command's own; prints --help and sets *done. Sets the log level. */
+NODISCARD bool cmd_parse(const arg_spec *spec, int argc, char **argv, arg_strings *pos, bool *done, err *e);
+ops_options cmd_ops_options(void);
+
+/* pos[index], or the embedded model, which is named on stderr. Never NULL on success; valid until exit.
+ * Errors: E-CMD-MODEL (no argument and no embedded model found). */
+NODISCARD bool cmd_model_dir(const char **out, const arg_strings *pos, int index, err *e);
+
+/* 0 until the first SIGINT, then 1; installed by the first call. A second SIGINT ends the process (exit 130). */
+volatile const int *cmd_interrupt(void);
+
+/* Sampling options shared by run and chat; negative or unset = as the checkpoint's generation_config.json says. */
+typedef struct cmd_sampling {
+    double temperature, top_p, min_p;
+    int top_k, spec, max_tokens, ctx, kv, think;
+    int64_t seed;
+    const char *system;
+    bool has_temperature, has_top_p, has_min_p, has_top_k, has_spec, has_seed;
+} cmd_sampling;
+enum { CMD_SAMPLING_OPTIONS = 14 };
+/* Fill opts[CMD_SAMPLING_OPTIONS] for `s` and set s to its defaults. */
+void cmd_sampling_options(arg_opt *opts, cmd_sampling *s);
+/* Merge with the checkpoint's defaults; draws a seed when none is given. */
+sampler_params cmd_sampler(const cmd_sampling *s, const model_config *c);
+NODISCARD bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, err *e);
+
+#endif

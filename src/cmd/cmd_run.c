@@ -1,0 +1,294 @@
+/* nibble run: one prompt in, one answer out. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "cmd/cmd.h"
+#include "text/reply.h"
+
+typedef struct options {
+    cmd_sampling s;
+    const char *prompt, *request, *ids;
+    bool raw, trace_rounds, ignore_eos;
+    int logprobs;
+    arg_strings stops;
+} options;
+
+/* What one run gathers while tokens arrive. */
+typedef struct live {
+    engine *g;
+    reply r;
+    bool text;          /* a tokenizer is there */
+    bool show;          /* stream to the terminal as it comes */
+    bool tty;           /* dim the thought */
+    id_list out;
+    buf rounds, logprobs;
+    int n_logprobs;
+} live;
+
+static void show_piece(void *ctx, split_kind kind, str piece) {
+    live *l = ctx;
+    if (!l->show) return;
+    if (kind == SPLIT_TEXT) {
+        fwrite(piece.p, 1, piece.n, stdout);
+        fflush(stdout);
+        return;
+    }
+    /* The thought is not the answer: it goes where progress goes. */
+    fprintf(stderr, l->tty ? "\033[2m" STR_FMT "\033[0m" : STR_FMT, STR_ARG(piece));
+}
+
+static void add_logprobs(live *l, int32_t id, double logprob, const int32_t *top, const double *values, int n) {
+    buf *b = &l->logprobs;
+    if (l->n_logprobs++) buf_byte(b, ',');
+    buf_printf(b, "{\"id\":%d,\"logprob\":", id);
+    json_write_double(b, logprob);
+    buf_puts(b, ",\"top\":[");
+    for (int i = 0; i < n && top[i] >= 0; i++) {
+        buf_printf(b, "%s{\"id\":%d,\"logprob\":", i ? "," : "", top[i]);
+        json_write_double(b, values[i]);
+        buf_byte(b, '}');
+    }
+    buf_puts(b, "]}");
+}
+
+typedef struct context {
+    live *l;
+    int logprobs;
+} context;
+
+static bool on_token(void *ctx, int32_t id, double logprob, const int32_t *top, const double *values) {
+    const context *c = ctx;
+    ids_add(&c->l->out, id);
+    if (top) add_logprobs(c->l, id, logprob, top, values, c->logprobs);
+    return !c->l->text || reply_push(&c->l->r, id);
+}
+
+static void on_round(void *ctx, const gen_round *r) {
+    buf *b = &((const context *)ctx)->l->rounds;
+    buf_printf(b, "%s{\"known\":%d,\"draft\":[", b->n ? "," : "", r->known);
+    for (int i = 0; i < r->depth; i++) buf_printf(b, "%s%d", i ? "," : "", r->draft[i]);
+    buf_puts(b, "],\"target\":[");
+    for (int i = 0; i <= r->depth; i++) buf_printf(b, "%s%d", i ? "," : "", r->target[i]);
+    buf_printf(b, "],\"accepted\":%d}", r->accepted);
+}
+
+/* {"messages": [...]} of -p, --system and --think. */
+static void request_of(buf *b, const options *o) {
+    buf_puts(b, "{\"messages\":[");
+    if (o->s.system) {
+        buf_puts(b, "{\"role\":\"system\",\"content\":");
+        json_write_str(b, str_of(o->s.system));
+        buf_puts(b, "},");
+    }
+    buf_puts(b, "{\"role\":\"user\",\"content\":");
+    json_write_str(b, str_of(o->prompt));
+    buf_puts(b, "}]");
+    if (o->s.think) buf_printf(b, ",\"enable_thinking\":%s", o->s.think == 1 ? "true" : "false");
+    buf_byte(b, '}');
+}
+
+static bool read_ids(id_list *out, arena *mem, const char *arg, err *e) {
+    const json *v;
+    const bool literal = arg[0] == '[';
+    if (!(literal ? json_parse(&v, mem, str_of(arg), "--ids", NULL, e) : json_parse_file(&v, mem, arg, NULL, e))) return false;
+    if (!json_is(v, JSON_ARRAY)) return fail(e, ERR_INPUT, "E-CMD-IDS", "--ids: not a JSON list of token ids");
+    for (uint32_t i = 0; i < v->n; i++) {
+        const json *x = &v->u.items[i];
+        if (!json_is(x, JSON_INT) || x->u.i < 0 || x->u.i > INT32_MAX)
+            return fail(e, ERR_INPUT, "E-CMD-IDS", "--ids: element %u is not a token id", i);
+        ids_add(out, (int32_t)x->u.i);
+    }
+    return true;
+}
+
+/* The request as a tree (NULL for --raw and --ids) and the prompt's token ids; *thinks: it ends inside a thought. */
+static bool make_prompt(const options *o, engine *g, arena *mem, const json **request, id_list *prompt, bool *thinks, err *e) {
+    *request = NULL;
+    *thinks = false;
+    if (o->ids) return read_ids(prompt, mem, o->ids, e);
+    buf text = { 0 };
+    bool ok = true;
+    if (o->raw) {
+        buf_puts(&text, o->prompt);
+    } else {
+        if (!g->tmpl)
+            return fail(e, ERR_INPUT, "E-TEMPLATE-MISSING", "%s: no chat template (use --raw or --ids)", g->files.dir);
+        buf json_text = { 0 };
+        if (!o->request) request_of(&json_text, o);
+        ok = (o->request ? json_parse_file(request, mem, o->request, NULL, e)
+                         : json_parse(request, mem, buf_view(&json_text), "-p", NULL, e)) &&
+             template_render(g->tmpl, &text, *request, e);
+        buf_free(&json_text);
+        *thinks = ok && split_prompt_thinks(buf_view(&text));
+    }
+    ok = ok && tokenizer_encode(g->tok, prompt, buf_view(&text), NULL, e);
+    buf_free(&text);
+    return ok;
+}
+
+static void write_ids(buf *b, const char *key, const id_list *v) {
+    buf_printf(b, "\"%s\":[", key);
+    for (size_t i = 0; i < v->n; i++) buf_printf(b, "%s%d", i ? "," : "", v->v[i]);
+    buf_puts(b, "],");
+}
+
+static void write_speculative(buf *b, const gen_result *r, int depth) {
+    buf_printf(b, "\"speculative\":{\"rounds\":%lld,\"drafted\":%lld,\"accepted\":%lld,\"accept_length\":", (long long)r->rounds,
+               (long long)r->drafted, (long long)r->accepted);
+    json_write_double(b, gen_accept_length(r));
+    buf_puts(b, ",\"per_position\":[");
+    for (int i = 0; i < depth; i++) {
+        if (i) buf_byte(b, ',');
+        json_write_double(b, r->drafted_at[i] ? (double)r->accepted_at[i] / (double)r->drafted_at[i] : 0);
+    }
+    buf_puts(b, "]}");
+}
+
+static double rate(int n, double seconds) { return seconds > 0 ? n / seconds : 0; }
+
+static void report_json(const options *o, const live *l, const id_list *prompt, const gen_result *r, const sampler_params *p,
+                        int depth, double load_seconds) {
+    buf b = { 0 };
+    const int decoded = r->output_tokens > 1 ? r->output_tokens - 1 : 0;
+    buf_puts(&b, "{\"schema\":\"nibble.run/1\",");
+    write_ids(&b, "prompt_ids", prompt);
+    write_ids(&b, "output_ids", &l->out);
+    buf_puts(&b, "\"text\":");
+    json_write_str(&b, buf_view(&l->r.text));
+    buf_puts(&b, ",\"reasoning\":");
+    json_write_str(&b, buf_view(&l->r.thought));
+    buf_printf(&b, ",\"tool_calls\":[" STR_FMT "],\"finish_reason\":\"%s\",", (int)l->r.calls.n, l->r.calls.n ? l->r.calls.p : "",
+               l->r.n_calls && r->finish == GEN_STOP ? "tool_calls" : gen_finish_name(r->finish));
+    buf_printf(&b, "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d},", r->prompt_tokens,
+               r->output_tokens, r->prompt_tokens + r->output_tokens);
+    buf_printf(&b, "\"timings\":{\"load_ms\":%.3f,\"prompt_ms\":%.3f,\"decode_ms\":%.3f,\"prompt_per_second\":%.3f,"
+               "\"decode_per_second\":%.3f},", load_seconds * 1e3, r->prompt_seconds * 1e3, r->decode_seconds * 1e3,
+               rate(r->prompt_tokens, r->prompt_seconds), rate(decoded, r->decode_seconds));
+    write_speculative(&b, r, depth);
+    if (o->logprobs) buf_printf(&b, ",\"logprobs\":[" STR_FMT "]", (int)l->logprobs.n, l->logprobs.n ? l->logprobs.p : "");
+    if (o->trace_rounds) buf_printf(&b, ",\"rounds\":[" STR_FMT "]", (int)l->rounds.n, l->rounds.n ? l->rounds.p : "");
+    buf_printf(&b, ",\"sampling\":{\"temperature\":%g,\"top_k\":%d,\"top_p\":%g,\"min_p\":%g,\"seed\":%llu}", p->temperature,
+               p->top_k, p->top_p, p->min_p, (unsigned long long)p->seed);
+    buf_printf(&b, ",\"device\":\"%s\",\"isa\":\"%s\",\"threads\":%d}\n", l->g->o->device, l->g->o->isa, l->g->o->threads);
+    fwrite(b.p, 1, b.n, stdout);
+    buf_free(&b);
+}
+
+static void report_stats(const live *l, const gen_result *r, const sampler_params *p, double load_seconds) {
+    const int decoded = r->output_tokens > 1 ? r->output_tokens - 1 : 0;
+    fprintf(stderr, "%s%d prompt tokens at %.1f/s, %d output tokens at %.1f/s, load %.0f ms, first token after %.0f ms",
+            "\n", r->prompt_tokens, rate(r->prompt_tokens, r->prompt_seconds), r->output_tokens, rate(decoded, r->decode_seconds),
+            load_seconds * 1e3, (load_seconds + r->prompt_seconds) * 1e3);
+    if (r->rounds)
+        fprintf(stderr, ", accept length %.2f of %d", gen_accept_length(r), 1 + (int)((r->drafted + r->rounds - 1) / r->rounds));
+    if (!sampler_is_greedy(p)) fprintf(stderr, ", seed %llu", (unsigned long long)p->seed);
+    fprintf(stderr, " (%s, %d threads)\n", l->g->o->isa, l->g->o->threads);
+}
+
+static bool check_options(const options *o, err *e) {
+    const int given = (o->prompt != NULL) + (o->request != NULL) + (o->ids != NULL);
+    if (given != 1) return fail(e, ERR_USAGE, "E-USAGE", "run: give exactly one of -p TEXT, --request FILE, --ids JSON");
+    if (o->raw && !o->prompt) return fail(e, ERR_USAGE, "E-USAGE", "run: --raw goes with -p");
+    if ((o->s.system || o->s.think) && (!o->prompt || o->raw))
+        return fail(e, ERR_USAGE, "E-USAGE", "run: --system, --think and --no-think go with -p (a request carries its own)");
+    return true;
+}
+
+static int answer(const options *o, engine *g, double load_seconds, err *e) {
+    arena mem = { 0 };
+    const json *request;
+    id_list prompt = { 0 };
+    bool thinks;
+    int code = 0;
+    session s = { 0 };
+    const sampler_params p = cmd_sampler(&o->s, &g->config);
+    const int depth = !g->n.has_mtp ? 0 : o->s.has_spec ? o->s.spec : 2;
+    if (o->s.has_spec && o->s.spec > 0 && !g->n.has_mtp)
+        log_say("W-SPEC-NO-HEAD", "%s: no draft head, --spec %d is ignored", g->files.dir, o->s.spec);
+    live l = { .g = g, .text = g->tok != NULL, .show = !cmd_common()->json, .tty = isatty(STDERR_FILENO) };
+    context c = { &l, o->logprobs };
+    gen_result r;
+    bool ok = make_prompt(o, g, &mem, &request, &prompt, &thinks, e) && session_open(&s, g, depth > 0, e) &&
+              session_set(&s, prompt.v, (int)prompt.n, e);
+    if (ok) {
+        if (l.text) {
+            reply_init(&l.r, g->tok, thinks, json_get(request, "tools"), o->stops.v, o->stops.n);
+            l.r.on_piece = show_piece;
+            l.r.ctx = &l;
+        }
+        const gen_options gen = { .max_tokens = o->s.max_tokens, .depth = depth, .sampling = p, .stop_ids = g->config.stop_ids,
+                                  .n_stop_ids = o->ignore_eos ? 0 : g->config.stop_count, .logprobs = o->logprobs,
+                                  .on_token = on_token, .on_round = o->trace_rounds ? on_round : NULL, .ctx = &c,
+                                  .cancel = cmd_interrupt() };
+        ok = session_generate(&s, &gen, &r, e);
+        if (l.text) reply_end(&l.r);
+    }
+    if (ok && cmd_common()->json)
+        report_json(o, &l, &prompt, &r, &p, depth, load_seconds);
+    else if (ok) {
+        if (!l.text)
+            for (size_t i = 0; i < l.out.n; i++) printf("%s%d", i ? " " : "", l.out.v[i]);
+        putchar('\n');
+        fflush(stdout);
+        for (int i = 0; i < l.r.n_calls && i < 1; i++) fprintf(stderr, "tool calls: [" STR_FMT "]\n", (int)l.r.calls.n, l.r.calls.p);
+        if (!cmd_common()->quiet) report_stats(&l, &r, &p, load_seconds);
+    }
+    if (ok && r.finish == GEN_CANCEL) code = 130;
+    if (l.text && l.r.s) reply_free(&l.r);
+    buf_free(&l.rounds);
+    buf_free(&l.logprobs);
+    ids_free(&l.out);
+    ids_free(&prompt);
+    session_close(&s);
+    arena_free(&mem);
+    return code;
+}
+
+int cmd_run(int argc, char **argv, err *e) {
+    options o = { 0 };
+    static const char *const prefill_choices[] = { "exact", NULL }, *const head_choices[] = { "full", NULL };
+    int prefill = 0, head = 0;
+    arg_opt opts[CMD_SAMPLING_OPTIONS + 12] = {
+        { .type = ARG_GROUP, .help = "Prompt" },
+        { .type = ARG_STR, .name = "prompt", .key = 'p', .meta = "TEXT", .dst = &o.prompt, .help = "one user message, rendered by the chat template" },
+        { .type = ARG_STR, .name = "request", .meta = "FILE", .dst = &o.request, .help = "JSON request: messages, tools, template variables" },
+        { .type = ARG_STR, .name = "ids", .meta = "JSON", .dst = &o.ids, .help = "prompt as token ids: a JSON list, or a file that holds one" },
+        { .type = ARG_FLAG, .name = "raw", .dst = &o.raw, .help = "tokenize -p as it is, no template" },
+    };
+    int n = 5;
+    cmd_sampling_options(opts + n, &o.s);
+    n += CMD_SAMPLING_OPTIONS;
+    const arg_opt more[] = {
+        { .type = ARG_LIST, .name = "stop", .meta = "TEXT", .dst = &o.stops, .help = "end before this text (repeatable)" },
+        { .type = ARG_FLAG, .name = "ignore-eos", .dst = &o.ignore_eos, .help = "go on behind the stop ids" },
+        { .type = ARG_INT, .name = "logprobs", .meta = "N", .dst = &o.logprobs, .lo = 0, .hi = 64, .help = "with --json: the N likeliest ids of each position" },
+        { .type = ARG_FLAG, .name = "trace-rounds", .dst = &o.trace_rounds, .help = "with --json: every draft-verify round" },
+        { .type = ARG_ENUM, .name = "prefill", .dst = &prefill, .choices = prefill_choices, .help = "arithmetic of the prompt pass (CPUs have one: exact)" },
+        { .type = ARG_ENUM, .name = "draft-head", .dst = &head, .choices = head_choices, .help = "head that proposes drafts" },
+    };
+    memcpy(opts + n, more, sizeof more);
+    n += (int)ARRAY_LEN(more);
+    const arg_spec spec = { .usage = "run [options] [MODEL_DIR] (-p TEXT | --request FILE | --ids JSON)",
+                            .about = "Answer one prompt. The answer goes to standard output, thoughts and statistics to standard error.",
+                            .opts = opts, .count = n, .max_positional = 1,
+                            .examples = "  nibble run -p \"Tom has 3 apples and buys 4. How many?\"\n"
+                                        "  nibble run Qwen3.6-35B-A3B -p \"Hello\" --no-think --temperature 0\n"
+                                        "  nibble run --request request.json --json | jq .tool_calls\n" };
+    arg_strings pos = { 0 };
+    bool done;
+    const char *dir;
+    engine *g = NULL;
+    int code = 0;
+    if (cmd_parse(&spec, argc, argv, &pos, &done, e) && !done && check_options(&o, e) && cmd_model_dir(&dir, &pos, 0, e)) {
+        const double t0 = clock_seconds();
+        if (cmd_open_engine(&g, dir, &o.s, !o.ids, e)) code = answer(&o, g, clock_seconds() - t0, e);
+        engine_close(g);
+    }
+    arg_strings_free(&pos);
+    arg_strings_free(&o.stops);
+    return code;
+}

@@ -1,0 +1,164 @@
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "cmd/cmd.h"
+
+static const char *const isa_choices[] = { "best", "ref", "avx2", "avx512", "amx", "neon", NULL };
+static const char *const device_choices[] = { "cpu", "ref", NULL };
+static const char *const kv_choices[] = { "auto", "f32", "bf16", NULL };
+static cmd_options common;
+
+static const arg_opt common_options[] = {
+    { .type = ARG_GROUP, .help = "Common" },
+    { .type = ARG_INT, .name = "threads", .key = 't', .meta = "N", .dst = &common.threads, .lo = 0, .hi = 1024,
+      .none = "all CPUs", .help = "compute threads; results do not depend on it" },
+    { .type = ARG_ENUM, .name = "isa", .dst = &common.isa, .choices = isa_choices,
+      .help = "highest instruction set to use; results do not depend on it" },
+    { .type = ARG_ENUM, .name = "device", .dst = &common.device, .choices = device_choices,
+      .help = "backend; `ref` is the slow serial reference with the same bits" },
+    { .type = ARG_FLAG, .name = "json", .dst = &common.json, .help = "print one JSON object" },
+    { .type = ARG_FLAG, .name = "quiet", .key = 'q', .dst = &common.quiet, .help = "warnings and errors only" },
+    { .type = ARG_COUNT, .name = "verbose", .key = 'v', .dst = &common.verbose, .help = "say more" },
+};
+
+cmd_options *cmd_common(void) { return &common; }
+
+bool cmd_parse(const arg_spec *spec, int argc, char **argv, arg_strings *pos, bool *done, err *e) {
+    arg_spec full = *spec;
+    full.common = common_options;
+    full.common_count = ARRAY_LEN(common_options);
+    if (!args_parse(&full, argc, argv, pos, done, e)) return false;
+    if (*done) {
+        buf text = { 0 };
+        args_help(&text, &full);
+        fwrite(text.p, 1, text.n, stdout);
+        buf_free(&text);
+    }
+    log_set_level(common.quiet ? 0 : common.verbose ? 2 : 1);
+    return true;
+}
+
+ops_options cmd_ops_options(void) {
+    ops_options o = { .device = device_choices[common.device], .threads = common.threads, .isa = ISA_COUNT };
+    if (common.isa > 0 && !kern_isa_parse(&o.isa, isa_choices[common.isa])) o.isa = ISA_COUNT;
+    return o;
+}
+
+/* ---- the embedded model ---- */
+
+static char *try_dir(char *base, const char *tail) {
+    char *dir = path_join(base, tail), *config = path_join(dir, "config.json");
+    const bool ok = file_exists(config);
+    free(config);
+    if (ok) return dir;
+    free(dir);
+    return NULL;
+}
+
+/* Beside the installed program, else up from a build folder of the source tree. */
+static char *find_embedded(void) {
+    char exe[PATH_MAX];
+    const ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    if (n <= 0) return NULL;
+    exe[n] = 0;
+    for (char *slash = strrchr(exe, '/'); slash && slash != exe; slash = strrchr(exe, '/')) {
+        *slash = 0;
+        char *dir = try_dir(exe, "share/nibble/qwen36-tiny");
+        if (!dir) dir = try_dir(exe, "assets/qwen36-tiny");
+        if (dir) return dir;
+    }
+    return NULL;
+}
+
+bool cmd_model_dir(const char **out, const arg_strings *pos, int index, err *e) {
+    static char *embedded;
+    if (pos->n > index) return *out = pos->v[index], true;
+    if (!embedded) embedded = find_embedded();
+    if (!embedded)
+        return fail(e, ERR_USAGE, "E-CMD-MODEL", "no model given, and the embedded one (share/nibble/qwen36-tiny) is not "
+                    "installed beside this program (name a model directory)");
+    log_say("N-CMD-EMBEDDED", "no model given: using the embedded qwen36-tiny");
+    return *out = embedded, true;
+}
+
+/* ---- Ctrl-C ---- */
+
+static volatile int interrupted;
+
+static void on_sigint(int sig) {
+    (void)sig;
+    if (interrupted) _exit(130);
+    interrupted = 1;
+}
+
+volatile const int *cmd_interrupt(void) {
+    struct sigaction sa = { .sa_handler = on_sigint };
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, NULL);
+    interrupted = 0;
+    return &interrupted;
+}
+
+/* ---- sampling ---- */
+
+void cmd_sampling_options(arg_opt *o, cmd_sampling *s) {
+    *s = (cmd_sampling){ .top_p = 1, .max_tokens = 1024 };
+    const arg_opt table[CMD_SAMPLING_OPTIONS] = {
+        { .type = ARG_GROUP, .help = "Generation" },
+        { .type = ARG_INT, .name = "max-tokens", .key = 'n', .meta = "N", .dst = &s->max_tokens, .lo = 1, .hi = 1 << 24,
+          .help = "stop after N tokens" },
+        { .type = ARG_DOUBLE, .name = "temperature", .meta = "T", .dst = &s->temperature, .given = &s->has_temperature,
+          .flo = 0, .fhi = 100, .none = "the checkpoint's", .help = "0 is greedy" },
+        { .type = ARG_INT, .name = "top-k", .meta = "K", .dst = &s->top_k, .given = &s->has_top_k, .lo = 0, .hi = 1 << 24,
+          .none = "the checkpoint's", .help = "keep the K best; 0 is off" },
+        { .type = ARG_DOUBLE, .name = "top-p", .meta = "P", .dst = &s->top_p, .given = &s->has_top_p, .flo = 0, .fhi = 1,
+          .none = "the checkpoint's", .help = "keep the shortest list with mass P; 1 is off" },
+        { .type = ARG_DOUBLE, .name = "min-p", .meta = "P", .dst = &s->min_p, .given = &s->has_min_p, .flo = 0, .fhi = 1,
+          .none = "the checkpoint's", .help = "drop what is P times less likely than the best; 0 is off" },
+        { .type = ARG_INT64, .name = "seed", .meta = "N", .dst = &s->seed, .given = &s->has_seed, .lo = 0, .hi = INT64_MAX,
+          .none = "random", .help = "same request and seed, same text" },
+        { .type = ARG_INT, .name = "spec", .meta = "D", .dst = &s->spec, .given = &s->has_spec, .lo = 0,
+          .hi = ENGINE_MAX_DRAFT, .none = "2 with a draft head", .help = "drafts per round; 0 is off; the text does not depend on it" },
+        { .type = ARG_INT, .name = "ctx", .meta = "N", .dst = &s->ctx, .lo = 1, .hi = 1 << 30,
+          .none = "the model's limit, at most 32768", .help = "context size in tokens" },
+        { .type = ARG_ENUM, .name = "kv", .dst = &s->kv, .choices = kv_choices, .help = "KV cache type; auto is f32 for BF16 models" },
+        { .type = ARG_SET, .name = "think", .dst = &s->think, .value = 1, .help = "let the model think first (enable_thinking true)" },
+        { .type = ARG_SET, .name = "no-think", .dst = &s->think, .value = 2, .help = "answer at once (enable_thinking false)" },
+        { .type = ARG_STR, .name = "system", .meta = "TEXT", .dst = &s->system, .help = "system message" },
+        { .type = ARG_GROUP, .help = "More" },
+    };
+    memcpy(o, table, sizeof table);
+}
+
+sampler_params cmd_sampler(const cmd_sampling *s, const model_config *c) {
+    sampler_params p = { .temperature = 1, .top_p = 1 };
+    if (c->gen.has_temperature) p.temperature = c->gen.temperature;
+    if (!c->gen.do_sample) p.temperature = 0;
+    if (c->gen.has_top_k) p.top_k = c->gen.top_k;
+    if (c->gen.has_top_p) p.top_p = c->gen.top_p;
+    if (c->gen.has_min_p) p.min_p = c->gen.min_p;
+    if (s->has_temperature) p.temperature = s->temperature;
+    if (s->has_top_k) p.top_k = s->top_k;
+    if (s->has_top_p) p.top_p = s->top_p;
+    if (s->has_min_p) p.min_p = s->min_p;
+    p.seed = (uint64_t)s->seed;
+    if (!s->has_seed && !sampler_is_greedy(&p)) {
+        uint32_t r = 0;
+        if (getrandom(&r, sizeof r, 0) != (ssize_t)sizeof r) r = (uint32_t)getpid();
+        p.seed = r;
+    }
+    return p;
+}
+
+bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, err *e) {
+    const engine_options o = { .ops = cmd_ops_options(), .ctx = s->ctx, .kv = s->kv == 2 ? DT_BF16 : DT_F32,
+                               .need_text = need_text };
+    return engine_open(out, dir, &o, e);
+}

@@ -1,0 +1,33 @@
+/* reply.h - generated ids to what a person or an API sees: thought, text, tool calls, stop strings.
+ *
+ * Chains the streaming detokenizer, the stop-string filter and the splitter. What might still become a stop string
+ * is held back; a completed one is not shown. */
+#ifndef NIBBLE_REPLY_H
+#define NIBBLE_REPLY_H
+
+#include "text/split.h"
+#include "text/tokenizer.h"
+
+typedef struct reply {
+    const tokenizer *t;
+    detok d;
+    split *s;
+    buf raw;             /* decoded, not yet released: may begin a stop string */
+    buf text, thought;   /* all so far */
+    buf calls;           /* JSON array elements, comma-separated: OpenAI's tool_calls */
+    int n_calls;
+    const char *const *stops;
+    int n_stops;
+    bool stopped;        /* a stop string completed */
+    void (*on_piece)(void *ctx, split_kind kind, str piece); /* TEXT and THOUGHT as they come; may be NULL */
+    void *ctx;
+} reply;
+
+/* thinking: the prompt ends inside a thinking block. tools: the request's array or NULL. stops [n] borrowed. */
+void reply_init(reply *r, const tokenizer *t, bool thinking, const json *tools, const char *const *stops, int n_stops);
+/* False when a stop string completed: the generation should end. */
+bool reply_push(reply *r, int32_t id);
+void reply_end(reply *r);   /* flush everything held back */
+void reply_free(reply *r);
+
+#endif
