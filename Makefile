@@ -15,7 +15,8 @@ COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 CC    := $(if $(filter default,$(origin CC)),gcc,$(CC))
 AR    := $(if $(filter default,$(origin AR)),ar,$(AR))
 comma := ,
-B     ?= build/$(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(FUZZER),-fuzzer)
+tag   := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(FUZZER),-fuzzer)
+B     ?= build/$(tag)
 
 ifneq ($(ARCH),$(HOST))
   # Cross build against Debian's multiarch libraries; its programs run under qemu-user.
@@ -70,7 +71,7 @@ all: $(BIN) ## build the program (default)
 ifeq ($(ARCH)$(SAN)$(FUZZER),$(HOST))
 all: build/nibble
 build/nibble: $(BIN) FORCE
-	@ln -sfn $(B:build/%=%)/nibble $@
+	@ln -sfn $(tag)/nibble $@
 endif
 
 $(BIN): $(B)/src/main.o $(LIB)
