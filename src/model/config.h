@@ -56,10 +56,11 @@ typedef struct model_config {
     } gen;
 } model_config;
 
-/* `generation` may be NULL. Errors: E-CONFIG-TYPE (unknown model_type), E-CONFIG-FIELD (missing, wrong
- * type, out of bounds: names the field and the value), E-CONFIG-LAYER, E-CONFIG-ACT, E-CONFIG-ROPE,
- * E-CONFIG-UNSUPPORTED. */
-NODISCARD bool config_read(model_config *out, const json *config, const json *generation, const char *what, err *e);
+/* `generation` may be NULL; `dir` names the model in messages ("DIR/config.json: hidden_size: -5 is ...").
+ * Errors: E-CONFIG-TYPE (unknown model_type), E-CONFIG-FIELD (missing, wrong type, out of bounds: names the field
+ * and the value), E-CONFIG-LAYER, E-CONFIG-ACT, E-CONFIG-ROPE, E-CONFIG-UNSUPPORTED. Says what it assumes:
+ * N-CONFIG-DTYPE, N-CONFIG-DEFAULT, N-CONFIG-ROPE, N-CONFIG-ARCH, N-CONFIG-SSM, N-CONFIG-STOP, N-CONFIG-SAMPLING. */
+NODISCARD bool config_read(model_config *out, const json *config, const json *generation, const char *dir, err *e);
 
 /* Bytes of recurrent state (GDN float32 + conv window float32) per sequence, and of KV per token. */
 int64_t config_state_bytes(const model_config *c);
