@@ -149,7 +149,7 @@ lint: ## layer rule, headers, error ids, format, clang-tidy, cppcheck (T=name ru
 	@tools/lint/run.sh $(T)
 
 format: ## rewrite sources and tests with clang-format
-	@git ls-files '*.c' '*.h' | xargs -r clang-format -i
+	@git ls-files 'src/*.[ch]' 'tests/*.[ch]' 'bench/*.[ch]' | xargs -r clang-format -i
 
 # ---- install -----------------------------------------------------------------------------------------------------------
 SHARE := $(DESTDIR)$(PREFIX)/share
