@@ -16,7 +16,7 @@ typedef enum json_type {
     JSON_FALSE,
     JSON_TRUE,
     JSON_INT,    /* fits int64 and was written without fraction or exponent */
-    JSON_REAL,   /* any other number; integers beyond int64 too: see json_number_text */
+    JSON_REAL,   /* any other number, as text: fractions, exponents, integers beyond int64, and -0 */
     JSON_STRING,
     JSON_ARRAY,
     JSON_OBJECT
@@ -41,15 +41,18 @@ struct json_member {
     json value;
 };
 
+enum { JSON_DEPTH_MAX = 1024 };
+
 typedef struct json_limits {
     size_t max_bytes;   /* of the text; 0 = 1 GiB */
-    int max_depth;      /* 0 = 128 */
+    int max_depth;      /* 0 = 128; never more than JSON_DEPTH_MAX */
     bool allow_duplicates; /* the last one wins in json_get; all stay in members[] */
 } json_limits;
 
 /* Parse text[0..n). `what` names the object in messages (a file name). The tree lives in `a` and does
  * not point into text. Errors: E-JSON-SYNTAX (byte offset), E-JSON-DEPTH, E-JSON-SIZE, E-JSON-DUP,
- * E-JSON-UTF8. Linear time, no recursion on input depth. */
+ * E-JSON-UTF8. Linear time, no recursion on input depth. A tree can take 24 times the bytes of a hostile
+ * text (ordinary ones 1 to 4): set a.limit to bound it; scratch memory keeps to the same limit. */
 NODISCARD bool json_parse(const json **out, arena *a, str text, const char *what,
                           const json_limits *limits, err *e);
 /* Map the file and parse it (E-FILE-*). */
@@ -67,7 +70,7 @@ static inline str json_str(const json *v) { return (str){ v->u.s, v->n }; } /* J
 double json_double(const json *v);
 
 /* ---- writing: appends to a buf ---- */
-void json_write_str(buf *b, str s);            /* quoted, escaped; non-ASCII kept as UTF-8 */
+void json_write_str(buf *b, str s);            /* quoted, escaped; UTF-8 kept, a byte that is none -> U+FFFD */
 void json_write_double(buf *b, double v);      /* shortest text that reads back equal; nan/inf -> null */
 void json_write(buf *b, const json *v);        /* compact: no spaces; numbers as written */
 
