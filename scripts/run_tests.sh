@@ -6,6 +6,9 @@
 # Environment: RUNNER (prefix, such as qemu-aarch64), TEST_JOBS (2), TEST_TIMEOUT (seconds for one program, 300), TEST_LOGS (folder to keep).
 set -u
 jobs=${TEST_JOBS:-2} limit=${TEST_TIMEOUT:-300}
+# Tests ask for absurd sizes on purpose and expect NULL; leaks and undefined behaviour are failures.
+export ASAN_OPTIONS=${ASAN_OPTIONS:-allocator_may_return_null=1:detect_leaks=1:strict_string_checks=1:abort_on_error=0}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 
 if [ "${1:-}" = --one ]; then # a single program, called by xargs below
   n=$2 t=$3 log=$TEST_LOGS/$2.log
