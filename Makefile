@@ -62,7 +62,7 @@ TESTLIB := $(patsubst %.c,$(B)/%.o,$(sort $(wildcard tests/lib/*.c)))
 TESTS   := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/*/test_*.c tests/*/*check.c)))
 FUZZ    := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 BENCHES := $(patsubst %.c,$(B)/%,$(sort $(wildcard bench/*.c)))
-CLI     := $(wildcard tests/cli/run_cli.py)
+CLI     := $(if $(wildcard tests/cli/*.cases),tests/cli/run_cli.py)
 
 .PHONY: all help test tests lint format fuzz replay install uninstall clean bench compile_commands.json FORCE
 all: $(BIN) ## build the program (default)
