@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh --minimal
 make -s -j"$(nproc)"
-question=${1:-"Ada has 17 apples. Ben has 25 apples. How many apples do they have together?"}
+question=${1:-"Ada has 12 apples. Ben has 30 apples. How many apples do they have together?"}
 show() { printf '\n$'; printf ' %q' "$@"; printf '\n'; "$@"; }
 show build/nibble inspect assets/qwen36-tiny
 show build/nibble run assets/qwen36-tiny --temperature 0 -p "$question"
