@@ -11,9 +11,10 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/strtab.h"
 #include "num/dtype.h"
 
-enum { ST_MAX_RANK = 8 };
+enum { ST_MAX_RANK = 8, ST_MAX_NAME = 1024, ST_MAX_HEADER = 100 * 1000 * 1000 };
 
 typedef struct st_tensor {
     str name;              /* NUL behind */
@@ -33,11 +34,15 @@ typedef struct st_file {
     st_tensor *tensors;    /* [count], in order of their offsets */
     int count;
     const json *metadata;  /* object of strings, or NULL */
+    strtab table;          /* name -> index into tensors */
 } st_file;
 
 /* Errors: E-FILE-*, E-ST-SHORT, E-ST-HEADER, E-ST-JSON (from E-JSON-*), E-ST-DTYPE, E-ST-SHAPE, E-ST-OFFSETS,
- * E-ST-OVERLAP, E-ST-GAP, E-ST-DUP, E-ST-TRAILING: each names the file and the tensor. */
+ * E-ST-OVERLAP, E-ST-GAP, E-ST-DUP, E-ST-TRAILING: each names the file and the tensor. A file that is
+ * cut short after it was opened raises SIGBUS when the lost part is read: finish downloads first. */
 NODISCARD bool st_open(st_file *out, const char *path, err *e);
+/* The same over bytes that the caller keeps alive; `what` names them in messages. */
+NODISCARD bool st_open_bytes(st_file *out, const uint8_t *p, size_t n, const char *what, err *e);
 void st_close(st_file *f);
 /* By name, or NULL. O(1). */
 st_tensor *st_find(const st_file *f, str name);
