@@ -29,7 +29,7 @@ typedef struct engine {
     weights w;
     ops *o;
     net n;
-    state st;
+    seq_state st;
     scratch sc;
     sampler sm;
     tokenizer *tok;           /* NULL when the directory has none */

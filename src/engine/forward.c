@@ -59,7 +59,7 @@ void scratch_close(scratch *s) {
 /* One pass over some rows: what every half layer needs to know. */
 typedef struct pass {
     scratch *s;
-    state *st;
+    seq_state *st;
     const ops_span *spans;
     int n_spans, rows;
 } pass;
@@ -144,7 +144,7 @@ static void run_layer(const pass *p, const net_layer *l, ops_kv *kv) {
 }
 
 /* Check the spans, upload ids and positions, extend the rotary table. */
-static pass begin(scratch *s, state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
+static pass begin(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
     ops *o = s->n->o;
     int rows = 0, top = 0;
     for (int i = 0; i < n_spans; i++) {
@@ -165,7 +165,7 @@ static pass begin(scratch *s, state *st, const int32_t *ids, const int32_t *pos3
     return (pass){ s, st, spans, n_spans, rows };
 }
 
-void forward_trunk(scratch *s, state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
+void forward_trunk(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
     const net *n = s->n;
     ops *o = n->o;
     const pass p = begin(s, st, ids, pos3, spans, n_spans);
@@ -185,7 +185,7 @@ static void pair_half(const pass *p, int half) {
     for (int r = 0; r < p->rows; r++) o->copy(o, s->pair + (2 * r + half) * h, s->h + r * h, (size_t)h * sizeof(float));
 }
 
-void forward_mtp(scratch *s, state *st, const int32_t *next, const float *hidden, const ops_span *spans, int n_spans) {
+void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hidden, const ops_span *spans, int n_spans) {
     const net *n = s->n;
     ops *o = n->o;
     const int h = n->c->hidden;

@@ -30,12 +30,12 @@ void scratch_close(scratch *s);
 
 /* Trunk over the spans' rows: ids [rows] host. Leaves the final-norm output in s->hidden + H (row 1 on).
  * pos3 NULL: text positions (pos0 + i on all three axes), else [rows, 3] host. */
-void forward_trunk(scratch *s, state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans);
+void forward_trunk(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans);
 
 /* Draft layer over the spans' rows: next [rows] host = the token AFTER each slot, hidden [rows, H] device = trunk or
  * draft output at the slot (post-norm both). Output in s->mtp_hidden; hidden may be s->mtp_hidden. KV goes to the draft
  * layer's own cache. */
-void forward_mtp(scratch *s, state *st, const int32_t *next, const float *hidden, const ops_span *spans, int n_spans);
+void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hidden, const ops_span *spans, int n_spans);
 
 /* logits [rows, vocab] = head(hidden) into s->logits, rows <= head_rows. */
 void forward_logits(scratch *s, const float *hidden, int rows);

@@ -30,9 +30,9 @@ static bool open_gdn(const net *n, ops_conv *conv, ops_gdn *g, int slots, err *e
            take(n, &g->pend_beta, pend * c->lin_v_heads, e) && take(n, &g->pend_decay, pend * c->lin_v_heads, e);
 }
 
-bool state_open(state *out, const net *n, int slots, int capacity, dtype kv_type, err *e) {
+bool state_open(seq_state *out, const net *n, int slots, int capacity, dtype kv_type, err *e) {
     const model_config *c = n->c;
-    *out = (state){ .n = n, .slots = slots, .capacity = capacity };
+    *out = (seq_state){ .n = n, .slots = slots, .capacity = capacity };
     out->kv = xcalloc((size_t)c->attn_layers, sizeof *out->kv);
     out->conv = xcalloc((size_t)c->gdn_layers, sizeof *out->conv);
     out->gdn = xcalloc((size_t)c->gdn_layers, sizeof *out->gdn);
@@ -49,7 +49,7 @@ static void drop(const net *n, void *p) {
     if (p) n->o->mem_free(n->o, p);
 }
 
-void state_close(state *s) {
+void state_close(seq_state *s) {
     if (!s->n) return;
     const net *n = s->n;
     drop(n, s->cos);
@@ -68,10 +68,10 @@ void state_close(state *s) {
     free(s->kv);
     free(s->conv);
     free(s->gdn);
-    *s = (state){ 0 };
+    *s = (seq_state){ 0 };
 }
 
-void state_reset(state *s, int slot) {
+void state_reset(seq_state *s, int slot) {
     ops *o = s->n->o;
     for (int i = 0; i < s->n->c->gdn_layers; i++) {
         const ops_conv *w = &s->conv[i];
@@ -85,7 +85,7 @@ void state_reset(state *s, int slot) {
 
 /* The angle is a float32 product, as transformers computes it: at 262k positions a double product would differ by
  * 5e-3. Its sine and cosine are rounded once (NUMERICS 1). Grown in steps, so that a short run starts at once. */
-void state_cover(state *s, int upto) {
+void state_cover(seq_state *s, int upto) {
     const model_config *c = s->n->c;
     const int half = c->rotary_dim / 2;
     if (upto <= s->rope_rows || half == 0) return;

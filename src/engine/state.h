@@ -6,7 +6,7 @@
 
 #include "engine/net.h"
 
-typedef struct state {
+typedef struct seq_state {
     const net *n;
     int slots, capacity;
     ops_kv *kv;         /* [attn_layers] */
@@ -15,15 +15,15 @@ typedef struct state {
     ops_gdn *gdn;       /* [gdn_layers] */
     float *cos, *sin;   /* [capacity, rotary_dim / 2] */
     int rope_rows;      /* rows filled so far */
-} state;
+} seq_state;
 
 /* kv_type DT_F32 or DT_BF16. Errors: E-MACHINE-MEMORY. */
-NODISCARD bool state_open(state *out, const net *n, int slots, int capacity, dtype kv_type, err *e);
-void state_close(state *s);
+NODISCARD bool state_open(seq_state *out, const net *n, int slots, int capacity, dtype kv_type, err *e);
+void state_close(seq_state *s);
 /* Forget a slot: its GDN state and conv windows become zero (KV need not be cleared). */
-void state_reset(state *s, int slot);
+void state_reset(seq_state *s, int slot);
 /* Make the rotary table cover positions [0, upto). */
-void state_cover(state *s, int upto);
+void state_cover(seq_state *s, int upto);
 /* Bytes reserved for one slot. */
 int64_t state_slot_bytes(const model_config *c, int capacity, dtype kv_type, bool with_mtp);
 
