@@ -136,11 +136,11 @@ static bool one_run(series *s, engine *g, pool *p, reader *r, int tokens, int sa
     return true;
 }
 
-static void report(series *s, const engine *g, bool json) {
+static void report(series *s, const engine *g, bool as_json) {
     struct rusage ru;
     getrusage(RUSAGE_SELF, &ru);
     const double share = median(s->share, s->n), rate = median(s->rate, s->n), read = median(s->read_gb, s->n), spec = median(s->spec, s->n);
-    printf(json ? "{\"schema\":\"nibble.bench.decode/1\",\"cpu\":\"%s\",\"isa\":\"%s\",\"threads\":%d,\"gb_per_token\":%.4f,"
+    printf(as_json ? "{\"schema\":\"nibble.bench.decode/1\",\"cpu\":\"%s\",\"isa\":\"%s\",\"threads\":%d,\"gb_per_token\":%.4f,"
                   "\"read_gb_s\":%.2f,\"tokens_s\":%.2f,\"share\":%.3f,\"share_min\":%.3f,\"share_max\":%.3f,"
                   "\"spec2_tokens_s\":%.2f,\"accept_length\":%.3f,\"peak_rss_gb\":%.3f,\"tensors_gb\":%.3f}\n"
                 : "%s, %s, %d threads: %.4f GB per token, streaming read %.2f GB/s\n  decode %.2f tokens/s = %.3f of the read "
@@ -152,13 +152,13 @@ static void report(series *s, const engine *g, bool json) {
 int main(int argc, char **argv) {
     int threads = 0, tokens = 48, runs = 5;
     const char *isa = NULL;
-    bool json = false, help;
+    bool as_json = false, help;
     const arg_opt opts[] = {
         { .type = ARG_INT, .name = "threads", .dst = &threads, .lo = 0, .hi = 256, .help = "compute threads" },
         { .type = ARG_INT, .name = "tokens", .dst = &tokens, .lo = 2, .hi = 4000, .help = "tokens per run" },
         { .type = ARG_INT, .name = "runs", .dst = &runs, .lo = 1, .hi = MAX_RUNS, .help = "runs" },
         { .type = ARG_STR, .name = "isa", .dst = &isa, .help = "cap" },
-        { .type = ARG_FLAG, .name = "json", .dst = &json, .help = "one JSON object" },
+        { .type = ARG_FLAG, .name = "json", .dst = &as_json, .help = "one JSON object" },
     };
     const arg_spec spec = { .usage = "bench_decode [options] MODEL_DIR", .opts = opts, .count = ARRAY_LEN(opts), .min_positional = 1, .max_positional = 1 };
     arg_strings pos = { 0 };
@@ -176,7 +176,7 @@ int main(int argc, char **argv) {
     /* The first run warms the page cache and is not counted. */
     for (int i = 0; ok && i <= runs; i++) ok = one_run(&s, g, p, &r, tokens, i, i > 0, &e);
     if (ok)
-        report(&s, g, json);
+        report(&s, g, as_json);
     else
         fprintf(stderr, "bench_decode: %s: %s\n", e.id, e.msg);
     engine_close(g);
