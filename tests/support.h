@@ -3,6 +3,7 @@
 #define NIBBLE_TEST_SUPPORT_H
 
 /* Before cmocka.h, whose macro fail() would hide ours. */
+#include "base/log.h"
 #include "engine/engine.h"
 
 #include <setjmp.h>
@@ -28,6 +29,7 @@
 static inline engine *open_tiny(engine_options opt) {
     err e = { 0 };
     engine *g;
+    log_set_level(0);
     OK(engine_open(&g, TINY, &opt, &e));
     return g;
 }
