@@ -42,7 +42,8 @@ static bool open_regular(int *fd, struct stat *st, const char *path, err *e) {
     if (*fd < 0) {
         const int error = errno;
         if (stat(path, st) == 0 && !S_ISREG(st->st_mode)) /* sockets cannot be opened at all */
-            return fail(e, ERR_INPUT, "E-FILE-KIND", "%s: is %s (a regular file is needed)", path, kind_name(st->st_mode));
+            return fail(e, ERR_INPUT, "E-FILE-KIND", "%s: is %s (a regular file is needed)", path,
+                        kind_name(st->st_mode));
         return fail_open(e, path, error);
     }
     bool ok = fstat(*fd, st) == 0;
@@ -78,7 +79,11 @@ bool mapping_open(mapping *out, const char *path, err *e) {
 }
 
 void mapping_close(mapping *m) {
-    if (m->data) munmap((void *)(uintptr_t)m->data, m->size);
+    union {
+        const uint8_t *mapped;
+        void *p; /* munmap takes no const */
+    } region = { m->data };
+    if (m->data) munmap(region.p, m->size);
     *m = (mapping){ 0 };
 }
 
@@ -99,7 +104,8 @@ static bool read_all(buf *out, int fd, size_t max_bytes, const char *path, err *
         const ssize_t got = read(fd, want ? out->p + out->n : &extra, want ? want : 1);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0)
-            return fail(e, ERR_MACHINE, "E-FILE-READ", "%s: cannot be read: %s (check the disk)", path, strerror(errno));
+            return fail(e, ERR_MACHINE, "E-FILE-READ", "%s: cannot be read: %s (check the disk)", path,
+                        strerror(errno));
         if (got == 0) return true;
         if (want == 0) return fail_size(e, path, max_bytes);
         out->n += (size_t)got;
@@ -126,8 +132,8 @@ bool file_read(buf *out, const char *path, size_t max_bytes, err *e) {
 /* ---- writing ---- */
 
 static bool fail_write(err *e, const char *path, const char *what, int error) {
-    return fail(e, kind_of(error), "E-FILE-WRITE", "%s: cannot %s: %s (check the folder, its permissions and free space)",
-                path, what, strerror(error));
+    return fail(e, kind_of(error), "E-FILE-WRITE",
+                "%s: cannot %s: %s (check the folder, its permissions and free space)", path, what, strerror(error));
 }
 
 /* Hidden sibling, so that neither a glob for *.safetensors nor a listing takes it for an output. */
@@ -243,11 +249,8 @@ bool file_is_dir(const char *path) {
 }
 
 char *path_join(const char *dir, const char *name) {
-    const size_t n = strlen(dir), m = strlen(name);
-    const bool slash = n > 0 && dir[n - 1] != '/';
-    char *s = xmalloc(n + slash + m + 1);
-    memcpy(s, dir, n);
-    if (slash) s[n] = '/';
-    memcpy(s + n + slash, name, m + 1);
-    return s;
+    const size_t n = strlen(dir);
+    buf b = { 0 };
+    buf_printf(&b, "%s%s%s", dir, n > 0 && dir[n - 1] != '/' ? "/" : "", name);
+    return b.p;
 }

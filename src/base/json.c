@@ -34,10 +34,10 @@ typedef struct builder {
     frame *frames;
     int depth, max_depth;
     bool allow_duplicates;
-    char *room;      /* rest of the current block of string bytes */
+    char *room; /* rest of the current block of string bytes */
     size_t room_n;
     str intern[INTERN_SLOTS]; /* recently seen short strings: keys and enum-like values repeat a lot */
-    strtab keys;     /* scratch of the search for duplicates */
+    strtab keys;              /* scratch of the search for duplicates */
 } builder;
 
 /* ---- errors ---- */
@@ -49,12 +49,13 @@ static bool fail_at(builder *b, const char *id, size_t at, const char *message) 
         line++;
         start = (size_t)(p - b->text.p) + 1;
     }
-    return fail(b->e, ERR_INPUT, id, "%s: byte %zu (line %zu, column %zu): %s", b->what, at, line, at - start + 1, message);
+    return fail(b->e, ERR_INPUT, id, "%s: byte %zu (line %zu, column %zu): %s", b->what, at, line, at - start + 1,
+                message);
 }
 
 static bool fail_memory(builder *b) {
-    return fail(b->e, ERR_MACHINE, "E-JSON-SIZE", "%s: its %zu bytes need more memory than allowed (is it the right file?)",
-                b->what, b->text.n);
+    return fail(b->e, ERR_MACHINE, "E-JSON-SIZE",
+                "%s: its %zu bytes need more memory than allowed (is it the right file?)", b->what, b->text.n);
 }
 
 static size_t position(const builder *b) { return yajl_get_bytes_consumed(b->parser); }
@@ -67,7 +68,12 @@ static inline size_t utf8_length(const unsigned char *p, size_t n) {
     const unsigned char c = p[0];
     if (c < 0x80) return 1;
     if (c < 0xc2 || c > 0xf4 || n < 2) return 0;
-    const unsigned char lo = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80, hi = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+    const unsigned char lo = c == 0xe0   ? 0xa0
+                             : c == 0xf0 ? 0x90
+                                         : 0x80,
+                        hi = c == 0xed   ? 0x9f
+                             : c == 0xf4 ? 0x8f
+                                         : 0xbf;
     if (p[1] < lo || p[1] > hi) return 0;
     const size_t k = c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
     if (n < k) return 0;
@@ -112,7 +118,10 @@ static int hex4(const char *p) {
     int v = 0;
     for (int i = 0; i < 4; i++) {
         const char c = p[i];
-        const int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        const int d = c >= '0' && c <= '9'   ? c - '0'
+                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                             : -1;
         if (d < 0) return -1;
         v = v * 16 + d;
     }
@@ -132,7 +141,8 @@ static bool check_surrogates(builder *b) {
         const bool pair = unit >= 0xd800 && unit <= 0xdbff && end - p >= 12 && p[6] == '\\' && p[7] == 'u' &&
                           (hex4(p + 8) & ~0x3ff) == 0xdc00;
         if (unit >= 0xd800 && unit <= 0xdfff && !pair)
-            return fail_at(b, "E-JSON-UTF8", (size_t)(p - b->text.p), "lone surrogate escape (write the pair \\uD8xx\\uDCxx)");
+            return fail_at(b, "E-JSON-UTF8", (size_t)(p - b->text.p),
+                           "lone surrogate escape (write the pair \\uD8xx\\uDCxx)");
         p += pair ? 12 : 6;
     }
     return true;
@@ -329,9 +339,15 @@ static bool fail_syntax(builder *b, size_t at) {
 
 static bool run_parser(builder *b) {
     static const yajl_callbacks callbacks = {
-        .yajl_null = on_null,       .yajl_boolean = on_bool,      .yajl_number = on_number,    .yajl_string = on_string,
-        .yajl_map_key = on_key,     .yajl_start_map = on_object,  .yajl_start_array = on_array,
-        .yajl_end_map = on_close,   .yajl_end_array = on_close,
+        .yajl_null = on_null,
+        .yajl_boolean = on_bool,
+        .yajl_number = on_number,
+        .yajl_string = on_string,
+        .yajl_map_key = on_key,
+        .yajl_start_map = on_object,
+        .yajl_start_array = on_array,
+        .yajl_end_map = on_close,
+        .yajl_end_array = on_close,
     };
     yajl_alloc_funcs alloc = { parser_malloc, parser_realloc, parser_free, NULL };
     b->parser = yajl_alloc(&callbacks, &alloc, b);
@@ -351,11 +367,13 @@ bool json_parse(const json **out, arena *a, str text, const char *what, const js
     const size_t max_bytes = limits && limits->max_bytes ? limits->max_bytes : (size_t)1 << 30;
     *out = NULL;
     if (text.n > max_bytes || text.n >= UINT32_MAX)
-        return fail(e, ERR_INPUT, "E-JSON-SIZE", "%s: %zu bytes of JSON exceed the limit of %zu (is it the right file?)", what,
-                    text.n, max_bytes < UINT32_MAX ? max_bytes : (size_t)UINT32_MAX - 1);
+        return fail(e, ERR_INPUT, "E-JSON-SIZE",
+                    "%s: %zu bytes of JSON exceed the limit of %zu (is it the right file?)", what, text.n,
+                    max_bytes < UINT32_MAX ? max_bytes : (size_t)UINT32_MAX - 1);
     builder *b = xcalloc(1, sizeof *b);
     *b = (builder){ .mem = a, .e = e, .what = what, .text = text, .max_depth = 128 };
-    if (limits && limits->max_depth > 0) b->max_depth = limits->max_depth < JSON_DEPTH_MAX ? limits->max_depth : JSON_DEPTH_MAX;
+    if (limits && limits->max_depth > 0)
+        b->max_depth = limits->max_depth < JSON_DEPTH_MAX ? limits->max_depth : JSON_DEPTH_MAX;
     b->allow_duplicates = limits && limits->allow_duplicates;
     b->frames = xmalloc((size_t)b->max_depth * sizeof *b->frames);
     bool ok = check_bytes(b) && check_surrogates(b) && run_parser(b);

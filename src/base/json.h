@@ -15,8 +15,8 @@ typedef enum json_type {
     JSON_NULL,
     JSON_FALSE,
     JSON_TRUE,
-    JSON_INT,    /* fits int64 and was written without fraction or exponent */
-    JSON_REAL,   /* any other number, as text: fractions, exponents, integers beyond int64, and -0 */
+    JSON_INT,  /* fits int64 and was written without fraction or exponent */
+    JSON_REAL, /* any other number, as text: fractions, exponents, integers beyond int64, and -0 */
     JSON_STRING,
     JSON_ARRAY,
     JSON_OBJECT
@@ -44,8 +44,8 @@ struct json_member {
 enum { JSON_DEPTH_MAX = 1024 };
 
 typedef struct json_limits {
-    size_t max_bytes;   /* of the text; 0 = 1 GiB */
-    int max_depth;      /* 0 = 128; never more than JSON_DEPTH_MAX */
+    size_t max_bytes;      /* of the text; 0 = 1 GiB */
+    int max_depth;         /* 0 = 128; never more than JSON_DEPTH_MAX */
     bool allow_duplicates; /* the last one wins in json_get; all stay in members[] */
 } json_limits;
 
@@ -53,11 +53,9 @@ typedef struct json_limits {
  * not point into text. Errors: E-JSON-SYNTAX (byte offset), E-JSON-DEPTH, E-JSON-SIZE, E-JSON-DUP,
  * E-JSON-UTF8. Linear time, no recursion on input depth. A tree can take 24 times the bytes of a hostile
  * text (ordinary ones 1 to 4): set a.limit to bound it; scratch memory keeps to the same limit. */
-NODISCARD bool json_parse(const json **out, arena *a, str text, const char *what,
-                          const json_limits *limits, err *e);
+NODISCARD bool json_parse(const json **out, arena *a, str text, const char *what, const json_limits *limits, err *e);
 /* Map the file and parse it (E-FILE-*). */
-NODISCARD bool json_parse_file(const json **out, arena *a, const char *path,
-                               const json_limits *limits, err *e);
+NODISCARD bool json_parse_file(const json **out, arena *a, const char *path, const json_limits *limits, err *e);
 
 /* Absence is NULL: no such key, or v is NULL or no object. Linear in members. */
 const json *json_get(const json *v, const char *key);
@@ -70,8 +68,8 @@ static inline str json_str(const json *v) { return (str){ v->u.s, v->n }; } /* J
 double json_double(const json *v);
 
 /* ---- writing: appends to a buf ---- */
-void json_write_str(buf *b, str s);            /* quoted, escaped; UTF-8 kept, a byte that is none -> U+FFFD */
-void json_write_double(buf *b, double v);      /* shortest text that reads back equal; nan/inf -> null */
-void json_write(buf *b, const json *v);        /* compact: no spaces; numbers as written */
+void json_write_str(buf *b, str s);       /* quoted, escaped; UTF-8 kept, a byte that is none -> U+FFFD */
+void json_write_double(buf *b, double v); /* shortest text that reads back equal; nan/inf -> null */
+void json_write(buf *b, const json *v);   /* compact: no spaces; numbers as written */
 
 #endif

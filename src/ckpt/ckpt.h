@@ -11,17 +11,17 @@
 #include "ckpt/safetensors.h"
 
 typedef struct ckpt {
-    char *dir;                 /* resolved: where the files are */
+    char *dir; /* resolved: where the files are */
     arena mem;
     st_file *shards;
     int shard_count;
-    int tensor_count;          /* over all shards */
+    int tensor_count; /* over all shards */
     uint64_t tensor_bytes;
-    const json *config;        /* config.json */
-    const json *generation;    /* generation_config.json or NULL */
-    const json *hf_quant;      /* hf_quant_config.json or NULL */
-    const json *index_metadata;/* "metadata" of the index or NULL */
-    struct ckpt_table *table;  /* name -> tensor */
+    const json *config;         /* config.json */
+    const json *generation;     /* generation_config.json or NULL */
+    const json *hf_quant;       /* hf_quant_config.json or NULL */
+    const json *index_metadata; /* "metadata" of the index or NULL */
+    struct ckpt_table *table;   /* name -> tensor */
 } ckpt;
 
 /* Open and validate everything. Errors: E-CKPT-DIR (no such directory, or it holds no model),

@@ -1,6 +1,6 @@
 /* index.h - model.safetensors.index.json: which file holds which tensor. Private to ckpt/. */
-#ifndef NIBBLE_CKPT_INDEX_H
-#define NIBBLE_CKPT_INDEX_H
+#ifndef NIBBLE_INDEX_H
+#define NIBBLE_INDEX_H
 
 #include "ckpt/ckpt.h"
 
@@ -13,7 +13,7 @@ typedef struct ckpt_index {
     const json *metadata; /* object or NULL */
     const char **files;   /* [file_count] distinct, in byte order */
     int file_count;
-    uint32_t *file_of;    /* [map->n] index into files of each member */
+    uint32_t *file_of; /* [map->n] index into files of each member */
 } ckpt_index;
 
 /* Read and check. A file name must be one path component that ends in .safetensors and does not begin

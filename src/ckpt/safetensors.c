@@ -34,7 +34,8 @@ static bool fail_memory(reader *r) {
 
 static bool read_dtype(reader *r, st_tensor *t, const json *v) {
     if (!json_is(v, JSON_STRING))
-        return FAIL_TENSOR(r, "E-ST-DTYPE", t->name, "%s (rewrite the file)", v ? "dtype is not a string" : "has no dtype");
+        return FAIL_TENSOR(r, "E-ST-DTYPE", t->name, "%s (rewrite the file)",
+                           v ? "dtype is not a string" : "has no dtype");
     if (dtype_parse(&t->type, json_str(v))) return true;
     return FAIL_TENSOR(r, "E-ST-DTYPE", t->name, "unknown dtype %.*s (convert it to BF16, F16 or F32)",
                        (int)(v->n > 40 ? 40 : v->n), v->u.s);
@@ -42,21 +43,26 @@ static bool read_dtype(reader *r, st_tensor *t, const json *v) {
 
 static bool read_shape(reader *r, st_tensor *t, const json *v) {
     if (!json_is(v, JSON_ARRAY))
-        return FAIL_TENSOR(r, "E-ST-SHAPE", t->name, "%s (rewrite the file)", v ? "shape is not a list" : "has no shape");
+        return FAIL_TENSOR(r, "E-ST-SHAPE", t->name, "%s (rewrite the file)",
+                           v ? "shape is not a list" : "has no shape");
     if (v->n > ST_MAX_RANK)
-        return FAIL_TENSOR(r, "E-ST-SHAPE", t->name, "%u dimensions, at most %d are supported (reshape it)", v->n, ST_MAX_RANK);
+        return FAIL_TENSOR(r, "E-ST-SHAPE", t->name, "%u dimensions, at most %d are supported (reshape it)", v->n,
+                           ST_MAX_RANK);
     t->rank = (int)v->n;
     t->elems = 1;
     for (uint32_t i = 0; i < v->n; i++) {
         const json *d = &v->u.items[i];
         if (!json_is(d, JSON_INT) || d->u.i < 0)
-            return FAIL_TENSOR(r, "E-ST-SHAPE", t->name, "dimension %u is not a whole number in range (rewrite the file)", i);
+            return FAIL_TENSOR(r, "E-ST-SHAPE", t->name,
+                               "dimension %u is not a whole number in range (rewrite the file)", i);
         t->shape[i] = d->u.i;
         if (__builtin_mul_overflow(t->elems, (uint64_t)d->u.i, &t->elems))
-            return FAIL_TENSOR(r, "E-ST-SHAPE", t->name, "the product of its %u dimensions overflows (rewrite the file)", v->n);
+            return FAIL_TENSOR(r, "E-ST-SHAPE", t->name,
+                               "the product of its %u dimensions overflows (rewrite the file)", v->n);
     }
     if (__builtin_mul_overflow(t->elems, (uint64_t)dtype_bytes(t->type), &t->bytes))
-        return FAIL_TENSOR(r, "E-ST-SHAPE", t->name, "its size in bytes overflows with %u dimensions (rewrite the file)", v->n);
+        return FAIL_TENSOR(r, "E-ST-SHAPE", t->name,
+                           "its size in bytes overflows with %u dimensions (rewrite the file)", v->n);
     return true;
 }
 
@@ -71,14 +77,16 @@ static bool read_offsets(reader *r, const st_tensor *t, span *s, const json *v) 
     s->begin = (uint64_t)b->u.i;
     s->end = (uint64_t)n->u.i;
     if (s->end - s->begin == t->bytes) return true;
-    return FAIL_TENSOR(r, "E-ST-SHAPE", t->name, "its shape of %s needs %llu bytes, its offsets span %llu (rewrite the file)",
+    return FAIL_TENSOR(r, "E-ST-SHAPE", t->name,
+                       "its shape of %s needs %llu bytes, its offsets span %llu (rewrite the file)",
                        dtype_name(t->type), (unsigned long long)t->bytes, (unsigned long long)(s->end - s->begin));
 }
 
 static bool read_name(reader *r, st_tensor *t, str name) {
     if (name.n == 0 || name.n > ST_MAX_NAME || memchr(name.p, 0, name.n))
-        return fail(r->e, ERR_INPUT, "E-ST-HEADER", "%s: a tensor name is empty, longer than %d bytes or holds a NUL: '%.*s' (rename it)",
-                    r->what, ST_MAX_NAME, NAME_ARG(name));
+        return fail(r->e, ERR_INPUT, "E-ST-HEADER",
+                    "%s: a tensor name is empty, longer than %d bytes or holds a NUL: '%.*s' (rename it)", r->what,
+                    ST_MAX_NAME, NAME_ARG(name));
     t->name = arena_str(&r->f->mem, name);
     return t->name.p || fail_memory(r);
 }
@@ -87,7 +95,8 @@ static bool read_entry(reader *r, st_tensor *t, span *s, const json_member *m) {
     const json *dtype_field = NULL, *shape = NULL, *offsets = NULL, *v = &m->value;
     *t = (st_tensor){ 0 };
     if (!read_name(r, t, m->key)) return false;
-    if (!json_is(v, JSON_OBJECT)) return FAIL_TENSOR(r, "E-ST-HEADER", t->name, "%s (rewrite the file)", "its entry is not an object");
+    if (!json_is(v, JSON_OBJECT))
+        return FAIL_TENSOR(r, "E-ST-HEADER", t->name, "%s (rewrite the file)", "its entry is not an object");
     for (uint32_t i = 0; i < v->n; i++) {
         const json_member *field = &v->u.members[i];
         if (str_eq(field->key, STR("dtype")))
@@ -109,7 +118,9 @@ static bool read_entry(reader *r, st_tensor *t, span *s, const json_member *m) {
 static bool read_metadata(reader *r, const json *v) {
     bool ok = json_is(v, JSON_OBJECT);
     for (uint32_t i = 0; ok && i < v->n; i++) ok = json_is(&v->u.members[i].value, JSON_STRING);
-    if (!ok) return fail(r->e, ERR_INPUT, "E-ST-HEADER", "%s: __metadata__ is not an object of strings (rewrite the file)", r->what);
+    if (!ok)
+        return fail(r->e, ERR_INPUT, "E-ST-HEADER", "%s: __metadata__ is not an object of strings (rewrite the file)",
+                    r->what);
     buf text = { 0 };
     json_write(&text, v);
     ok = json_parse(&r->f->metadata, &r->f->mem, buf_view(&text), r->what, NULL, r->e);
@@ -122,7 +133,7 @@ static bool read_entries(reader *r, const json *root) {
     const bool has_metadata = json_get(root, "__metadata__") != NULL;
     const size_t n = root->n - has_metadata;
     f->tensors = arena_take(&f->mem, n ? n : 1, sizeof *f->tensors);
-    r->spans = malloc((n ? n : 1) * sizeof *r->spans);
+    r->spans = calloc(n ? n : 1, sizeof *r->spans);
     if (!f->tensors || !r->spans || !strtab_init(&f->table, n)) return fail_memory(r);
     for (uint32_t i = 0; i < root->n; i++) {
         const json_member *m = &root->u.members[i];
@@ -169,20 +180,23 @@ static bool check_layout(reader *r) {
         st_tensor *t = &f->tensors[i];
         const span *s = &r->spans[i];
         if (s->begin < at)
-            return FAIL_TENSOR(r, "E-ST-OVERLAP", t->name, "begins at %llu inside tensor %.*s, which ends at %llu (rewrite the file)",
+            return FAIL_TENSOR(r, "E-ST-OVERLAP", t->name,
+                               "begins at %llu inside tensor %.*s, which ends at %llu (rewrite the file)",
                                (unsigned long long)s->begin, NAME_ARG(t[-1].name), (unsigned long long)at);
         if (s->begin > at)
             return FAIL_TENSOR(r, "E-ST-GAP", t->name, "%llu bytes before it belong to no tensor (rewrite the file)",
                                (unsigned long long)(s->begin - at));
         if (s->end > r->data_bytes)
-            return FAIL_TENSOR(r, "E-ST-SHORT", t->name, "%llu of its %llu bytes are missing, the file is cut off (download it again)",
+            return FAIL_TENSOR(r, "E-ST-SHORT", t->name,
+                               "%llu of its %llu bytes are missing, the file is cut off (download it again)",
                                (unsigned long long)(s->end - (r->data_bytes > s->begin ? r->data_bytes : s->begin)),
                                (unsigned long long)t->bytes);
         t->data = r->data + s->begin;
         at = s->end;
     }
     if (at == r->data_bytes) return true;
-    return fail(r->e, ERR_INPUT, "E-ST-TRAILING", "%s: %llu bytes follow the last tensor (download or rewrite the file)", r->what,
+    return fail(r->e, ERR_INPUT, "E-ST-TRAILING",
+                "%s: %llu bytes follow the last tensor (download or rewrite the file)", r->what,
                 (unsigned long long)(r->data_bytes - at));
 }
 
@@ -193,7 +207,8 @@ static bool read_header(reader *r, str text) {
     arena tree = { .limit = 8 * text.n + (64 << 10) };
     const json *root;
     err je = { 0 };
-    bool ok = json_parse(&root, &tree, text, r->what, &(json_limits){ .max_bytes = ST_MAX_HEADER, .max_depth = 4 }, &je);
+    bool ok =
+        json_parse(&root, &tree, text, r->what, &(json_limits){ .max_bytes = ST_MAX_HEADER, .max_depth = 4 }, &je);
     if (!ok)
         fail(r->e, je.kind, strcmp(je.id, "E-JSON-DUP") == 0 ? "E-ST-DUP" : "E-ST-JSON", "%s", je.msg);
     else
@@ -217,17 +232,21 @@ static uint64_t read_u64(const uint8_t *p) {
 static bool read_bytes(st_file *f, const uint8_t *p, size_t n, err *e) {
     reader r = { .f = f, .what = path_end(f->path), .e = e };
     if (n >= 8 && memcmp(p, "version ", 8) == 0)
-        return fail(e, ERR_INPUT, "E-ST-HEADER", "%s: is a Git LFS pointer, not the file itself (run `git lfs pull`)", r.what);
-    if (n < 8) return fail(e, ERR_INPUT, "E-ST-SHORT", "%s: %zu bytes are no safetensors file (download it again)", r.what, n);
+        return fail(e, ERR_INPUT, "E-ST-HEADER", "%s: is a Git LFS pointer, not the file itself (run `git lfs pull`)",
+                    r.what);
+    if (n < 8)
+        return fail(e, ERR_INPUT, "E-ST-SHORT", "%s: %zu bytes are no safetensors file (download it again)", r.what, n);
     r.header_bytes = read_u64(p);
     if (r.header_bytes < 2 || r.header_bytes > ST_MAX_HEADER)
-        return fail(e, ERR_INPUT, "E-ST-HEADER", "%s: header length %llu is not between 2 and %d (is it a safetensors file?)", r.what,
+        return fail(e, ERR_INPUT, "E-ST-HEADER",
+                    "%s: header length %llu is not between 2 and %d (is it a safetensors file?)", r.what,
                     (unsigned long long)r.header_bytes, ST_MAX_HEADER);
     if (r.header_bytes > n - 8)
-        return fail(e, ERR_INPUT, "E-ST-SHORT", "%s: its header of %llu bytes is cut off after %zu (download it again)", r.what,
-                    (unsigned long long)r.header_bytes, n - 8);
+        return fail(e, ERR_INPUT, "E-ST-SHORT", "%s: its header of %llu bytes is cut off after %zu (download it again)",
+                    r.what, (unsigned long long)r.header_bytes, n - 8);
     if (p[8] != '{')
-        return fail(e, ERR_INPUT, "E-ST-HEADER", "%s: its header does not begin with '{' (is it a safetensors file?)", r.what);
+        return fail(e, ERR_INPUT, "E-ST-HEADER", "%s: its header does not begin with '{' (is it a safetensors file?)",
+                    r.what);
     r.data = p + 8 + r.header_bytes;
     r.data_bytes = n - 8 - r.header_bytes;
     return read_header(&r, (str){ (const char *)p + 8, r.header_bytes });

@@ -17,24 +17,24 @@
 enum { ST_MAX_RANK = 8, ST_MAX_NAME = 1024, ST_MAX_HEADER = 100 * 1000 * 1000 };
 
 typedef struct st_tensor {
-    str name;              /* NUL behind */
+    str name; /* NUL behind */
     dtype type;
-    int rank;              /* 0 = scalar */
+    int rank; /* 0 = scalar */
     int64_t shape[ST_MAX_RANK];
     uint64_t elems, bytes;
-    const uint8_t *data;   /* into the mapping; maybe unaligned */
-    int shard;             /* index of the file inside a ckpt; 0 for a single file */
-    int uses;              /* times bound by model/weights (total loading); owner: one loading thread */
+    const uint8_t *data; /* into the mapping; maybe unaligned */
+    int shard;           /* index of the file inside a ckpt; 0 for a single file */
+    int uses;            /* times bound by model/weights (total loading); owner: one loading thread */
 } st_tensor;
 
 typedef struct st_file {
     char *path;
     mapping map;
     arena mem;
-    st_tensor *tensors;    /* [count], in order of their offsets */
+    st_tensor *tensors; /* [count], in order of their offsets */
     int count;
-    const json *metadata;  /* object of strings, or NULL */
-    strtab table;          /* name -> index into tensors */
+    const json *metadata; /* object of strings, or NULL */
+    strtab table;         /* name -> index into tensors */
 } st_file;
 
 /* Errors: E-FILE-*, E-ST-SHORT, E-ST-HEADER, E-ST-JSON (from E-JSON-*), E-ST-DTYPE, E-ST-SHAPE, E-ST-OFFSETS,

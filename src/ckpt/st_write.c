@@ -18,7 +18,8 @@ static void check_names(const st_out *tensors, int count) {
     CHECK(strtab_init(&seen, (size_t)count), "out of memory for %d names", count);
     for (int i = 0; i < count; i++) {
         const str name = str_of(tensors[i].name);
-        CHECK(name.n > 0 && name.n <= ST_MAX_NAME && !str_eq(name, STR("__metadata__")), "bad tensor name '%s'", name.p);
+        CHECK(name.n > 0 && name.n <= ST_MAX_NAME && !str_eq(name, STR("__metadata__")), "bad tensor name '%s'",
+              name.p);
         CHECK(strtab_put(&seen, name, (uint32_t)i, out_name, tensors) == (uint32_t)i, "tensor %s twice", name.p);
     }
     strtab_free(&seen);
