@@ -187,7 +187,8 @@ static json_member *push(builder *b) {
     if (b->used == b->cap) {
         const size_t cap = b->cap ? b->cap * 2 : 256;
         json_member *grown = NULL;
-        if (!b->mem->limit || b->used < b->mem->limit / sizeof *grown) grown = realloc(b->stack, cap * sizeof *grown);
+        if (!b->mem->limit || cap == 256 || cap <= b->mem->limit / sizeof *grown)
+            grown = realloc(b->stack, cap * sizeof *grown);
         if (!grown) {
             fail_memory(b);
             return NULL;

@@ -98,8 +98,8 @@ bool index_read(ckpt_index *out, const char *path, err *e) {
     err je = { 0 };
     *out = (ckpt_index){ 0 };
     if (!mapping_open(&text, path, e)) return false;
-    /* An honest index takes about twice its text. */
-    out->mem.limit = 8 * text.size + (1 << 20);
+    /* An honest index takes 1 to 3.5 times its text. */
+    out->mem.limit = 5 * text.size + (1 << 20);
     const json *root;
     const json_limits limits = { .max_bytes = INDEX_MAX_BYTES, .max_depth = 32 };
     bool ok =

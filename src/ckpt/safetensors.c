@@ -203,8 +203,8 @@ static bool check_layout(reader *r) {
 static str tensor_name(const void *ctx, uint32_t i) { return ((const st_tensor *)ctx)[i].name; }
 
 static bool read_header(reader *r, str text) {
-    /* Honest headers take 3 to 4 times their text; the limit keeps hostile ones near that. */
-    arena tree = { .limit = 8 * text.n + (64 << 10) };
+    /* Honest headers take 1 to 3.5 times their text; the limit keeps hostile ones near that. */
+    arena tree = { .limit = 5 * text.n + (1 << 20) };
     const json *root;
     err je = { 0 };
     bool ok =
