@@ -1,0 +1,283 @@
+/* Vocabulary and merges from JSON to tables. This is most of the load time of a 250,000-token file: no allocation for
+ * single tokens, one hash for each key, and merges resolved with two look-ups because results mostly come in order. */
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "text/bpe.h"
+#include "text/unicode.h"
+
+typedef struct builder {
+    bpe *m;
+    buf left, right, both; /* raw bytes of a merge's parts and of the whole */
+    int32_t guess;         /* likely result of the next merge */
+    err *e;
+} builder;
+
+static bool bad(err *e, const char *id, const char *what, str name) {
+    return fail(e, ERR_INPUT, id, "tokenizer.json: %s: \"" STR_FMT "\"", what, STR_ARG(name));
+}
+
+/* ---- the byte alphabet ---- */
+
+/* Byte of a character of the alphabet (code < 324), or -1. Bytes that print stand for themselves; the others, in order,
+ * are U+0100 and up. */
+static int alphabet_byte(uint32_t code) {
+    if ((code >= 33 && code <= 126) || (code >= 161 && code <= 172) || (code >= 174 && code <= 255)) return (int)code;
+    if (code < 256 || code >= 324) return -1;
+    const int k = (int)code - 256; /* 0..32, 127..160, 173 */
+    return k <= 32 ? k : k <= 66 ? k + 94 : 173;
+}
+
+/* Write at most text.n raw bytes; returns how many, or -1. */
+static ptrdiff_t decode_alphabet(uint8_t *out, str text) {
+    const uint8_t *p = (const uint8_t *)text.p, *end = p + text.n;
+    uint8_t *o = out;
+    while (p < end) {
+        if (*p > 32 && *p < 127) {
+            *o++ = *p++;
+            continue;
+        }
+        if (*p < 0xC2 || *p > 0xC5) return -1;
+        const int b = alphabet_byte((uint32_t)(*p & 31) << 6 | (p[1] & 63u));
+        if (b < 0) return -1;
+        *o++ = (uint8_t)b;
+        p += 2;
+    }
+    return o - out;
+}
+
+bool bpe_from_alphabet(buf *out, str text) {
+    buf_reserve(out, text.n + 1);
+    const ptrdiff_t n = decode_alphabet((uint8_t *)out->p + out->n, text);
+    if (n < 0) return false;
+    out->n += (size_t)n;
+    out->p[out->n] = 0;
+    return true;
+}
+
+/* ---- vocabulary ---- */
+
+static int32_t find_hashed(const bpe *m, str bytes, token_kind kind, uint32_t hash, uint32_t *free_slot) {
+    uint32_t i = hash & m->slot_mask;
+    for (int k = 0; k < BPE_PROBES; k++, i = (i + 1) & m->slot_mask) {
+        const bpe_slot *s = &m->slot[i];
+        if (s->id < 0) return *free_slot = i, -1;
+        if (s->hash == hash && m->length[s->id] == bytes.n && m->kind[s->id] == kind &&
+            memcmp(m->bytes + m->offset[s->id], bytes.p, bytes.n) == 0)
+            return s->id;
+    }
+    return *free_slot = UINT32_MAX, -1;
+}
+
+int32_t bpe_find(const bpe *m, str bytes, token_kind kind) {
+    uint32_t ignored;
+    return find_hashed(m, bytes, kind, bpe_hash((const uint8_t *)bytes.p, bytes.n), &ignored);
+}
+
+/* Highest id and total key bytes. Ids may have gaps, but the tables must stay in proportion to the file. */
+static bool measure(bpe *m, const json *vocab, size_t *text, err *e) {
+    const int64_t limit = 4 * (int64_t)vocab->n + 65536;
+    int64_t highest = -1;
+    *text = 0;
+    for (uint32_t i = 0; i < vocab->n; i++) {
+        const json_member *v = &vocab->u.members[i];
+        if (v->value.type != JSON_INT || v->value.u.i < 0) return bad(e, "E-TOK-VOCAB", "the id of a token is no natural number", v->key);
+        if (v->value.u.i >= limit) return bad(e, "E-TOK-VOCAB", "the id of a token is far above the number of tokens", v->key);
+        highest = max_i64(highest, v->value.u.i);
+        *text += v->key.n;
+    }
+    if (vocab->n == 0 || *text >= UINT32_MAX) return fail(e, ERR_INPUT, "E-TOK-VOCAB", "tokenizer.json: the vocabulary is empty or too large");
+    m->n_ids = (int)highest + 1;
+    m->count = (int)vocab->n;
+    return true;
+}
+
+static uint32_t table_mask(size_t n) {
+    uint32_t size = 16;
+    while (size < 2 * n) size *= 2;
+    return size - 1;
+}
+
+static bool allocate(bpe *m, size_t text, err *e) {
+    const size_t n = (size_t)m->n_ids;
+    m->slot_mask = table_mask((size_t)m->count);
+    m->offset = malloc(n * sizeof *m->offset);
+    m->length = malloc(n * sizeof *m->length);
+    m->kind = calloc(n, 1);
+    m->whole = calloc(n, 1);
+    m->bytes = malloc(text + 1);
+    m->slot = malloc(((size_t)m->slot_mask + 1) * sizeof *m->slot);
+    if (!m->offset || !m->length || !m->kind || !m->whole || !m->bytes || !m->slot)
+        return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for a vocabulary of %d tokens", m->count);
+    memset(m->slot, 255, ((size_t)m->slot_mask + 1) * sizeof *m->slot);
+    return true;
+}
+
+static bool add_token(bpe *m, str key, int32_t id, err *e) {
+    uint8_t *to = m->bytes + m->n_bytes;
+    ptrdiff_t n = decode_alphabet(to, key);
+    const token_kind kind = n < 0 ? TOKEN_ODD : TOKEN_PLAIN;
+    if (n < 0) memcpy(to, key.p, (size_t)(n = (ptrdiff_t)key.n));
+    const uint32_t hash = bpe_hash(to, (size_t)n);
+    uint32_t slot;
+    if (m->kind[id] != TOKEN_ABSENT) return bad(e, "E-TOK-VOCAB", "two tokens have one id", key);
+    if (find_hashed(m, (str){ (const char *)to, (size_t)n }, kind, hash, &slot) >= 0)
+        return bad(e, "E-TOK-VOCAB", "the vocabulary names a token twice", key);
+    if (slot == UINT32_MAX) return bad(e, "E-TOK-VOCAB", "the vocabulary is made to collide", key);
+    m->slot[slot] = (bpe_slot){ hash, id };
+    m->offset[id] = (uint32_t)m->n_bytes;
+    m->length[id] = (uint32_t)n;
+    m->kind[id] = (uint8_t)kind;
+    m->n_bytes += (size_t)n;
+    if (kind == TOKEN_PLAIN && m->length[id] > m->longest) m->longest = m->length[id];
+    return true;
+}
+
+static bool build_vocab(bpe *m, const json *vocab, bool has_unknown, err *e) {
+    size_t text;
+    if (!json_is(vocab, JSON_OBJECT)) return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.vocab is missing or no object");
+    if (!measure(m, vocab, &text, e) || !allocate(m, text, e)) return false;
+    for (uint32_t i = 0; i < vocab->n; i++)
+        if (!add_token(m, vocab->u.members[i].key, (int32_t)vocab->u.members[i].value.u.i, e)) return false;
+    int missing = 0;
+    for (int b = 0; b < 256; b++) {
+        const char byte = (char)b;
+        m->byte_id[b] = bpe_find(m, (str){ &byte, 1 }, TOKEN_PLAIN);
+        missing += m->byte_id[b] < 0;
+    }
+    if (missing && has_unknown)
+        return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: unk_token or byte_fallback with %d of 256 bytes missing from the "
+                    "vocabulary is not supported", missing);
+    if (missing) log_say("W-TOK-BYTES", "tokenizer.json: %d of 256 bytes have no token; text with them loses them", missing);
+    return true;
+}
+
+/* ---- merges ---- */
+
+/* One part of a merge into b: raw bytes, or the text itself when it is not in the alphabet. */
+static token_kind part_bytes(buf *b, str text) {
+    buf_clear(b);
+    if (bpe_from_alphabet(b, text)) return TOKEN_PLAIN;
+    buf_str(b, text);
+    return TOKEN_ODD;
+}
+
+static bool is_token(const bpe *m, int32_t id, str bytes, token_kind kind) {
+    return id < m->n_ids && m->kind[id] == kind && m->length[id] == bytes.n &&
+           memcmp(m->bytes + m->offset[id], bytes.p, bytes.n) == 0;
+}
+
+static bool put_merge(bpe *m, uint32_t left, uint32_t right, uint32_t rank, int32_t id) {
+    uint32_t i = bpe_pair_hash(left, right) & m->merge_mask;
+    for (int k = 0; k < BPE_PROBES; k++, i = (i + 1) & m->merge_mask) {
+        bpe_merge *x = &m->merge[i];
+        if (x->left == UINT32_MAX || (x->left == left && x->right == right)) return *x = (bpe_merge){ left, right, { rank, id } }, true;
+    }
+    return false;
+}
+
+static bool add_merge(builder *b, str left, str right, uint32_t rank) {
+    bpe *m = b->m;
+    const token_kind kl = part_bytes(&b->left, left), kr = part_bytes(&b->right, right);
+    const token_kind kind = kl == TOKEN_PLAIN && kr == TOKEN_PLAIN ? TOKEN_PLAIN : TOKEN_ODD;
+    const int32_t l = bpe_find(m, buf_view(&b->left), kl), r = bpe_find(m, buf_view(&b->right), kr);
+    if (l < 0 || r < 0) return bad(b->e, "E-TOK-MERGE", "a part of a merge is not in the vocabulary", l < 0 ? left : right);
+    buf_clear(&b->both);
+    buf_str(&b->both, kind == TOKEN_PLAIN ? buf_view(&b->left) : left);
+    buf_str(&b->both, kind == TOKEN_PLAIN ? buf_view(&b->right) : right);
+    const str both = buf_view(&b->both);
+    int32_t id = b->guess;
+    if (!is_token(m, id, both, kind)) id = bpe_find(m, both, kind);
+    if (id < 0) return bad(b->e, "E-TOK-MERGE", "the result of a merge is not in the vocabulary", both);
+    b->guess = id + 1;
+    if (kind == TOKEN_ODD) return true; /* no text leads to it */
+    return put_merge(m, (uint32_t)l, (uint32_t)r, rank, id) || bad(b->e, "E-TOK-MERGE", "the merges are made to collide", both);
+}
+
+/* ["a", "b"] or "a b". */
+static bool split_merge(const json *v, str *left, str *right) {
+    if (v->type == JSON_ARRAY && v->n == 2 && v->u.items[0].type == JSON_STRING && v->u.items[1].type == JSON_STRING)
+        return *left = json_str(&v->u.items[0]), *right = json_str(&v->u.items[1]), true;
+    if (v->type != JSON_STRING) return false;
+    const str s = json_str(v);
+    const ptrdiff_t space = str_find(s, STR(" "));
+    if (space < 0) return false;
+    *left = (str){ s.p, (size_t)space };
+    *right = str_skip(s, (size_t)space + 1);
+    return str_find(*right, STR(" ")) < 0;
+}
+
+static bool build_merges(bpe *m, const json *list, err *e) {
+    if (!json_is(list, JSON_ARRAY)) return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.merges is missing or no list");
+    m->merge_mask = table_mask(list->n);
+    m->merge = malloc(((size_t)m->merge_mask + 1) * sizeof *m->merge);
+    if (!m->merge) return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for %u merges", list->n);
+    memset(m->merge, 255, ((size_t)m->merge_mask + 1) * sizeof *m->merge);
+    builder b = { .m = m, .e = e };
+    bool ok = true;
+    uint32_t rank = 0;
+    for (uint32_t i = 0; ok && i < list->n; i++) {
+        const json *v = &list->u.items[i];
+        str left = { 0 }, right = { 0 };
+        if (v->type == JSON_STRING && str_starts(json_str(v), STR("#version"))) continue;
+        if (v->type != list->u.items[0].type) ok = false; /* HF refuses a mixture, too */
+        if (ok && split_merge(v, &left, &right)) ok = add_merge(&b, left, right, rank++);
+        else ok = fail(e, ERR_INPUT, "E-TOK-MERGE", "tokenizer.json: merge %u is not a pair of tokens", i);
+    }
+    buf_free(&b.left);
+    buf_free(&b.right);
+    buf_free(&b.both);
+    return ok;
+}
+
+static bool build_byte_pairs(bpe *m, err *e) {
+    m->byte_pair = malloc(65536 * sizeof *m->byte_pair);
+    if (!m->byte_pair) return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for the merge table");
+    memset(m->byte_pair, 255, 65536 * sizeof *m->byte_pair);
+    for (uint32_t i = 0; i <= m->merge_mask; i++) {
+        const bpe_merge *x = &m->merge[i];
+        if (x->left == UINT32_MAX || m->length[x->left] != 1 || m->length[x->right] != 1) continue;
+        m->byte_pair[m->bytes[m->offset[x->left]] << 8 | m->bytes[m->offset[x->right]]] = x->result;
+    }
+    return true;
+}
+
+/* ---- the model section ---- */
+
+static bool is_off(const json *v) {
+    return !v || v->type == JSON_NULL || v->type == JSON_FALSE || (v->type == JSON_STRING && v->n == 0) ||
+           (json_is_number(v) && json_double(v) == 0);
+}
+
+bool bpe_build(bpe *m, const json *model, err *e) {
+    static const char *const must_be_off[] = { "dropout", "continuing_subword_prefix", "end_of_word_suffix" };
+    memset(m, 0, sizeof *m);
+    const json *type = json_get(model, "type");
+    if (type && !(type->type == JSON_STRING && str_is(json_str(type), "BPE")))
+        return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model type is not BPE (only byte-level BPE is supported)");
+    for (size_t i = 0; i < ARRAY_LEN(must_be_off); i++)
+        if (!is_off(json_get(model, must_be_off[i])))
+            return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.%s is set, which is not supported", must_be_off[i]);
+    const json *ignore = json_get(model, "ignore_merges");
+    if (ignore && ignore->type != JSON_NULL && !json_is_bool(ignore))
+        return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.ignore_merges is neither true nor false");
+    m->ignore_merges = json_is(ignore, JSON_TRUE);
+    const bool unknown = !is_off(json_get(model, "unk_token")) || !is_off(json_get(model, "byte_fallback"));
+    if (build_vocab(m, json_get(model, "vocab"), unknown, e) && build_merges(m, json_get(model, "merges"), e) &&
+        build_byte_pairs(m, e))
+        return true;
+    bpe_free(m);
+    return false;
+}
+
+void bpe_free(bpe *m) {
+    free(m->offset);
+    free(m->length);
+    free(m->kind);
+    free(m->whole);
+    free(m->bytes);
+    free(m->slot);
+    free(m->merge);
+    free(m->byte_pair);
+    memset(m, 0, sizeof *m);
+}
