@@ -118,15 +118,34 @@ int cmd_tokenize(int argc, char **argv, err *e) {
     tokenize_options o = { 0 };
     const arg_opt opts[] = {
         { .type = ARG_STR, .name = "text", .meta = "TEXT", .dst = &o.text, .help = "the text" },
-        { .type = ARG_STR, .name = "file", .key = 'f', .meta = "FILE", .dst = &o.file, .help = "a file with the text; - is standard input" },
-        { .type = ARG_FLAG, .name = "pieces", .dst = &o.pieces, .help = "show the text of each token (\\xHH: part of a character)" },
+        { .type = ARG_STR,
+          .name = "file",
+          .key = 'f',
+          .meta = "FILE",
+          .dst = &o.file,
+          .help = "a file with the text; - is standard input" },
+        { .type = ARG_FLAG,
+          .name = "pieces",
+          .dst = &o.pieces,
+          .help = "show the text of each token (\\xHH: part of a character)" },
         { .type = ARG_FLAG, .name = "lossy", .dst = &o.lossy, .help = "replace what is not valid UTF-8 by U+FFFD" },
-        { .type = ARG_FLAG, .name = "no-special", .dst = &o.no_special, .help = "text that spells a special token is ordinary text" },
-        { .type = ARG_FLAG, .name = "no-bos", .dst = &o.no_bos, .help = "no BOS even if tokenizer_config.json asks for one" },
-        { .type = ARG_FLAG, .name = "lines", .dst = &o.lines, .help = "every line is a JSON string; one result line for each" },
+        { .type = ARG_FLAG,
+          .name = "no-special",
+          .dst = &o.no_special,
+          .help = "text that spells a special token is ordinary text" },
+        { .type = ARG_FLAG,
+          .name = "no-bos",
+          .dst = &o.no_bos,
+          .help = "no BOS even if tokenizer_config.json asks for one" },
+        { .type = ARG_FLAG,
+          .name = "lines",
+          .dst = &o.lines,
+          .help = "every line is a JSON string; one result line for each" },
     };
     const arg_spec spec = { .usage = "tokenize [options] [DIR] (--text TEXT | --file FILE)",
-                            .about = "Print the token ids of a text as a JSON list.", .opts = opts, .count = ARRAY_LEN(opts),
+                            .about = "Print the token ids of a text as a JSON list.",
+                            .opts = opts,
+                            .count = ARRAY_LEN(opts),
                             .max_positional = 1,
                             .examples = "  nibble tokenize --text 'Hello, world!'\n"
                                         "  nibble tokenize Qwen3.6-35B-A3B --file notes.txt --pieces\n" };
@@ -165,9 +184,12 @@ static bool parse_ids(ids *out, const char *arg, err *e) {
     arena mem = { 0 };
     const json *v = NULL;
     bool ok = true;
-    if (arg[0] == '@') ok = read_input(&input, arg + 1, e);
-    else if (strcmp(arg, "-") == 0) ok = read_input(&input, arg, e);
-    else buf_puts(&input, arg);
+    if (arg[0] == '@')
+        ok = read_input(&input, arg + 1, e);
+    else if (strcmp(arg, "-") == 0)
+        ok = read_input(&input, arg, e);
+    else
+        buf_puts(&input, arg);
     ok = ok && json_parse(&v, &mem, buf_view(&input), "--ids", NULL, e) && read_ids(out, v, e);
     arena_free(&mem);
     buf_free(&input);
@@ -201,12 +223,18 @@ static bool detokenize(const char *dir, const detokenize_options *o, err *e) {
 int cmd_detokenize(int argc, char **argv, err *e) {
     detokenize_options o = { 0 };
     const arg_opt opts[] = {
-        { .type = ARG_STR, .name = "ids", .meta = "JSON", .dst = &o.ids, .help = "list of token ids; @FILE reads a file, - standard input" },
+        { .type = ARG_STR,
+          .name = "ids",
+          .meta = "JSON",
+          .dst = &o.ids,
+          .help = "list of token ids; @FILE reads a file, - standard input" },
         { .type = ARG_FLAG, .name = "skip-special", .dst = &o.skip_special, .help = "leave special tokens out" },
     };
     const arg_spec spec = { .usage = "detokenize [options] [DIR] --ids JSON",
-                            .about = "Write the bytes that token ids stand for, nothing added.", .opts = opts,
-                            .count = ARRAY_LEN(opts), .max_positional = 1,
+                            .about = "Write the bytes that token ids stand for, nothing added.",
+                            .opts = opts,
+                            .count = ARRAY_LEN(opts),
+                            .max_positional = 1,
                             .examples = "  nibble detokenize --ids '[597, 11, 805, 689, 0]'\n" };
     arg_strings pos = { 0 };
     const char *dir;

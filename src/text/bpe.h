@@ -32,17 +32,17 @@ typedef struct bpe_merge {
 } bpe_merge;
 
 typedef struct bpe {
-    int n_ids;             /* highest id + 1 */
-    int count;             /* ids that exist: HF's vocabulary size */
-    uint32_t *offset;      /* [n_ids] into bytes */
-    uint32_t *length;      /* [n_ids] */
-    uint8_t *kind;         /* [n_ids] token_kind */
+    int n_ids;              /* highest id + 1 */
+    int count;              /* ids that exist: HF's vocabulary size */
+    uint32_t *offset;       /* [n_ids] into bytes */
+    uint32_t *length;       /* [n_ids] */
+    uint8_t *kind;          /* [n_ids] token_kind */
     _Atomic uint8_t *whole; /* [n_ids] does encoding the token's bytes give the token: 0 not known yet, 1 yes, 2 no */
     uint8_t *bytes;
     size_t n_bytes;
-    bpe_slot *slot;        /* by bytes and kind */
+    bpe_slot *slot; /* by bytes and kind */
     uint32_t slot_mask;
-    bpe_merge *merge;      /* by pair */
+    bpe_merge *merge; /* by pair */
     uint32_t merge_mask;
     bpe_result *byte_pair; /* [65536] merges of two single bytes */
     int32_t byte_id[256];  /* -1: this byte has no token and is dropped, as HF does */

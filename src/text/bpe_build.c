@@ -81,12 +81,15 @@ static bool measure(bpe *m, const json *vocab, size_t *text, err *e) {
     *text = 0;
     for (uint32_t i = 0; i < vocab->n; i++) {
         const json_member *v = &vocab->u.members[i];
-        if (v->value.type != JSON_INT || v->value.u.i < 0) return bad(e, "E-TOK-VOCAB", "the id of a token is no natural number", v->key);
-        if (v->value.u.i >= limit) return bad(e, "E-TOK-VOCAB", "the id of a token is far above the number of tokens", v->key);
+        if (v->value.type != JSON_INT || v->value.u.i < 0)
+            return bad(e, "E-TOK-VOCAB", "the id of a token is no natural number", v->key);
+        if (v->value.u.i >= limit)
+            return bad(e, "E-TOK-VOCAB", "the id of a token is far above the number of tokens", v->key);
         highest = max_i64(highest, v->value.u.i);
         *text += v->key.n;
     }
-    if (vocab->n == 0 || *text >= UINT32_MAX) return fail(e, ERR_INPUT, "E-TOK-VOCAB", "tokenizer.json: the vocabulary is empty or too large");
+    if (vocab->n == 0 || *text >= UINT32_MAX)
+        return fail(e, ERR_INPUT, "E-TOK-VOCAB", "tokenizer.json: the vocabulary is empty or too large");
     m->n_ids = (int)highest + 1;
     m->count = (int)vocab->n;
     return true;
@@ -135,7 +138,8 @@ static bool add_token(bpe *m, str key, int32_t id, err *e) {
 
 static bool build_vocab(bpe *m, const json *vocab, bool has_unknown, err *e) {
     size_t text;
-    if (!json_is(vocab, JSON_OBJECT)) return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.vocab is missing or no object");
+    if (!json_is(vocab, JSON_OBJECT))
+        return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.vocab is missing or no object");
     if (!measure(m, vocab, &text, e) || !allocate(m, text, e)) return false;
     for (uint32_t i = 0; i < vocab->n; i++)
         if (!add_token(m, vocab->u.members[i].key, (int32_t)vocab->u.members[i].value.u.i, e)) return false;
@@ -146,9 +150,12 @@ static bool build_vocab(bpe *m, const json *vocab, bool has_unknown, err *e) {
         missing += m->byte_id[b] < 0;
     }
     if (missing && has_unknown)
-        return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: unk_token or byte_fallback with %d of 256 bytes missing from the "
-                    "vocabulary is not supported", missing);
-    if (missing) log_say("W-TOK-BYTES", "tokenizer.json: %d of 256 bytes have no token; text with them loses them", missing);
+        return fail(e, ERR_INPUT, "E-TOK-MODEL",
+                    "tokenizer.json: unk_token or byte_fallback with %d of 256 bytes missing from the "
+                    "vocabulary is not supported",
+                    missing);
+    if (missing)
+        log_say("W-TOK-BYTES", "tokenizer.json: %d of 256 bytes have no token; text with them loses them", missing);
     return true;
 }
 
@@ -171,7 +178,8 @@ static bool put_merge(bpe *m, uint32_t left, uint32_t right, uint32_t rank, int3
     uint32_t i = bpe_pair_hash(left, right) & m->merge_mask;
     for (int k = 0; k < BPE_PROBES; k++, i = (i + 1) & m->merge_mask) {
         bpe_merge *x = &m->merge[i];
-        if (x->left == UINT32_MAX || (x->left == left && x->right == right)) return *x = (bpe_merge){ left, right, { rank, id } }, true;
+        if (x->left == UINT32_MAX || (x->left == left && x->right == right))
+            return *x = (bpe_merge){ left, right, { rank, id } }, true;
     }
     return false;
 }
@@ -181,7 +189,8 @@ static bool add_merge(builder *b, str left, str right, uint32_t rank) {
     const token_kind kl = part_bytes(&b->left, left), kr = part_bytes(&b->right, right);
     const token_kind kind = kl == TOKEN_PLAIN && kr == TOKEN_PLAIN ? TOKEN_PLAIN : TOKEN_ODD;
     const int32_t l = bpe_find(m, buf_view(&b->left), kl), r = bpe_find(m, buf_view(&b->right), kr);
-    if (l < 0 || r < 0) return bad(b->e, "E-TOK-MERGE", "a part of a merge is not in the vocabulary", l < 0 ? left : right);
+    if (l < 0 || r < 0)
+        return bad(b->e, "E-TOK-MERGE", "a part of a merge is not in the vocabulary", l < 0 ? left : right);
     buf_clear(&b->both);
     buf_str(&b->both, kind == TOKEN_PLAIN ? buf_view(&b->left) : left);
     buf_str(&b->both, kind == TOKEN_PLAIN ? buf_view(&b->right) : right);
@@ -191,7 +200,8 @@ static bool add_merge(builder *b, str left, str right, uint32_t rank) {
     if (id < 0) return bad(b->e, "E-TOK-MERGE", "the result of a merge is not in the vocabulary", both);
     b->guess = id + 1;
     if (kind == TOKEN_ODD) return true; /* no text leads to it */
-    return put_merge(m, (uint32_t)l, (uint32_t)r, rank, id) || bad(b->e, "E-TOK-MERGE", "the merges are made to collide", both);
+    return put_merge(m, (uint32_t)l, (uint32_t)r, rank, id) ||
+           bad(b->e, "E-TOK-MERGE", "the merges are made to collide", both);
 }
 
 /* ["a", "b"] or "a b". */
@@ -208,7 +218,8 @@ static bool split_merge(const json *v, str *left, str *right) {
 }
 
 static bool build_merges(bpe *m, const json *list, err *e) {
-    if (!json_is(list, JSON_ARRAY)) return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.merges is missing or no list");
+    if (!json_is(list, JSON_ARRAY))
+        return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.merges is missing or no list");
     m->merge_mask = table_mask(list->n);
     m->merge = malloc(((size_t)m->merge_mask + 1) * sizeof *m->merge);
     if (!m->merge) return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for %u merges", list->n);
@@ -221,8 +232,10 @@ static bool build_merges(bpe *m, const json *list, err *e) {
         str left = { 0 }, right = { 0 };
         if (v->type == JSON_STRING && str_starts(json_str(v), STR("#version"))) continue;
         if (v->type != list->u.items[0].type) ok = false; /* HF refuses a mixture, too */
-        if (ok && split_merge(v, &left, &right)) ok = add_merge(&b, left, right, rank++);
-        else ok = fail(e, ERR_INPUT, "E-TOK-MERGE", "tokenizer.json: merge %u is not a pair of tokens", i);
+        if (ok && split_merge(v, &left, &right))
+            ok = add_merge(&b, left, right, rank++);
+        else
+            ok = fail(e, ERR_INPUT, "E-TOK-MERGE", "tokenizer.json: merge %u is not a pair of tokens", i);
     }
     buf_free(&b.left);
     buf_free(&b.right);
@@ -254,10 +267,12 @@ bool bpe_build(bpe *m, const json *model, err *e) {
     memset(m, 0, sizeof *m);
     const json *type = json_get(model, "type");
     if (type && !(type->type == JSON_STRING && str_is(json_str(type), "BPE")))
-        return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model type is not BPE (only byte-level BPE is supported)");
+        return fail(e, ERR_INPUT, "E-TOK-MODEL",
+                    "tokenizer.json: model type is not BPE (only byte-level BPE is supported)");
     for (size_t i = 0; i < ARRAY_LEN(must_be_off); i++)
         if (!is_off(json_get(model, must_be_off[i])))
-            return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.%s is set, which is not supported", must_be_off[i]);
+            return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.%s is set, which is not supported",
+                        must_be_off[i]);
     const json *ignore = json_get(model, "ignore_merges");
     if (ignore && ignore->type != JSON_NULL && !json_is_bool(ignore))
         return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.ignore_merges is neither true nor false");

@@ -152,8 +152,10 @@ static void merge_long(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *p,
 /* ---- words ---- */
 
 static void merge(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *p, size_t n) {
-    if (n <= SHORT) merge_short(m, out, p, n);
-    else merge_long(m, s, out, p, n);
+    if (n <= SHORT)
+        merge_short(m, out, p, n);
+    else
+        merge_long(m, s, out, p, n);
 }
 
 /* A word that is a token: usually, but not always, encoding it gives that token. Found out once for each token; threads

@@ -6,7 +6,8 @@ enum { STAGES_MAX = 16 };
 
 typedef enum stage_kind { STAGE_SPLIT, STAGE_PREFIX } stage_kind;
 typedef enum behavior { ISOLATED, REMOVED, MERGED_WITH_PREVIOUS, MERGED_WITH_NEXT, CONTIGUOUS } behavior;
-static const char *const behavior_names[] = { "Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous" };
+static const char *const behavior_names[] = { "Isolated", "Removed", "MergedWithPrevious", "MergedWithNext",
+                                              "Contiguous" };
 
 typedef struct stage {
     stage_kind kind; /* PREFIX: a space before a piece that does not begin with one */
@@ -49,7 +50,8 @@ static bool get_flag(const json *v, const char *key, bool absent, bool *out, err
 
 static bool open_byte_level(pretok *t, const json *v, err *e) {
     bool prefix, use_regex;
-    if (!get_flag(v, "add_prefix_space", true, &prefix, e) || !get_flag(v, "use_regex", true, &use_regex, e)) return false;
+    if (!get_flag(v, "add_prefix_space", true, &prefix, e) || !get_flag(v, "use_regex", true, &use_regex, e))
+        return false;
     t->byte_level = true;
     if (prefix && !add_stage(t, (stage){ .kind = STAGE_PREFIX }, e)) return false;
     t->rewrites |= prefix;
@@ -66,7 +68,8 @@ static bool open_split(pretok *t, const json *v, err *e) {
         return no(e, "Split without a Regex or String pattern");
     if (!get_flag(v, "invert", false, &s.invert, e)) return false;
     size_t k = 0;
-    while (k < ARRAY_LEN(behavior_names) && !(json_is(name, JSON_STRING) && str_is(json_str(name), behavior_names[k]))) k++;
+    while (k < ARRAY_LEN(behavior_names) && !(json_is(name, JSON_STRING) && str_is(json_str(name), behavior_names[k])))
+        k++;
     if (k == ARRAY_LEN(behavior_names)) return no(e, "Split with an unknown behavior");
     s.behavior = (behavior)k;
     if (!splitter_open(&s.split, json_str(regex ? regex : text), !regex, e)) return false;
@@ -83,8 +86,10 @@ static bool open_step(pretok *t, const json *v, err *e) {
     if (t->byte_level) return no(e, "a step behind ByteLevel is not supported");
     if (str_is(json_str(type), "ByteLevel")) return open_byte_level(t, v, e);
     if (str_is(json_str(type), "Split")) return open_split(t, v, e);
-    return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: pre_tokenizer type \"" STR_FMT "\" is not supported (only Split, "
-                "ByteLevel and a Sequence of them)", STR_ARG(json_str(type)));
+    return fail(e, ERR_INPUT, "E-TOK-MODEL",
+                "tokenizer.json: pre_tokenizer type \"" STR_FMT "\" is not supported (only Split, "
+                "ByteLevel and a Sequence of them)",
+                STR_ARG(json_str(type)));
 }
 
 static bool open_steps(pretok *t, const json *v, err *e) {
@@ -135,8 +140,10 @@ static void apply_behavior(const stage *s, spans *x) {
         /* From the end backwards, a match joins the text behind it, unless that is a match. */
         if (s->behavior == MERGED_WITH_NEXT) join = last && !match;
         last = match;
-        if (join && kept) x->v[kept - 1].end = x->v[i].end;
-        else x->v[kept++] = x->v[i];
+        if (join && kept)
+            x->v[kept - 1].end = x->v[i].end;
+        else
+            x->v[kept++] = x->v[i];
         x->v[kept - 1].match = match && s->behavior == REMOVED;
     }
     x->n = kept;

@@ -22,10 +22,13 @@ bool splitter_is_direct(const splitter *s);
 bool splitter_matches_empty(const splitter *s);
 
 typedef struct span {
-    size_t end;  /* begins where the one before it ends */
-    bool match;  /* a match of the pattern, or text between matches */
+    size_t end; /* begins where the one before it ends */
+    bool match; /* a match of the pattern, or text between matches */
 } span;
-typedef struct spans { span *v; size_t n, cap; } spans; /* zeroed = empty; spans_free */
+typedef struct spans {
+    span *v;
+    size_t n, cap;
+} spans; /* zeroed = empty; spans_free */
 void spans_free(spans *s);
 
 /* Append the spans that cover text (valid UTF-8). general: use PCRE2 even when the scanner could (for tests).

@@ -24,7 +24,7 @@ typedef struct encoder {
     const tokenizer *t;
     ids *out;
     bpe_scratch scratch;
-    buf nfc;         /* the current stretch between added tokens, if NFC changed it */
+    buf nfc; /* the current stretch between added tokens, if NFC changed it */
     added_sink inner;
 } encoder;
 
@@ -71,10 +71,13 @@ bool tokenizer_encode(const tokenizer *t, ids *out, str text, const encode_optio
     buf replaced = { 0 };
     if (!o) o = &none;
     if (text.n > BPE_WORD_MAX / 3)
-        return fail(e, ERR_INPUT, "E-TEXT-SIZE", "text of %zu bytes: at most %d can be tokenized at once", text.n, BPE_WORD_MAX / 3);
+        return fail(e, ERR_INPUT, "E-TEXT-SIZE", "text of %zu bytes: at most %d can be tokenized at once", text.n,
+                    BPE_WORD_MAX / 3);
     if (valid < text.n && !o->lossy)
-        return fail(e, ERR_INPUT, "E-TEXT-UTF8", "the text is not valid UTF-8 at byte %zu (fix it, or replace such bytes with "
-                    "--lossy)", valid);
+        return fail(e, ERR_INPUT, "E-TEXT-UTF8",
+                    "the text is not valid UTF-8 at byte %zu (fix it, or replace such bytes with "
+                    "--lossy)",
+                    valid);
     if (valid < text.n) {
         utf8_replace(&replaced, text);
         text = buf_view(&replaced);
@@ -128,7 +131,8 @@ bool tokenizer_decode(const tokenizer *t, buf *out, const int32_t *v, size_t n, 
         if (!tokenizer_exists(t, v[i])) {
             out->n = before;
             if (out->p) out->p[before] = 0;
-            return fail(e, ERR_INPUT, "E-TOK-ID", "token id %d at place %zu does not exist (ids are below %d)", (int)v[i], i, t->vocab);
+            return fail(e, ERR_INPUT, "E-TOK-ID", "token id %d at place %zu does not exist (ids are below %d)",
+                        (int)v[i], i, t->vocab);
         }
         if (skip_special && tokenizer_is_special(t, v[i])) continue;
         buf_str(out, tokenizer_bytes(t, v[i]));
@@ -142,8 +146,10 @@ static void detok_settle(detok *d, buf *out) {
         const int k = utf8_step(d->held, (size_t)d->n);
         if (k == 0) return;
         const int len = k > 0 ? k : -k;
-        if (k > 0) buf_add(out, d->held, (size_t)len);
-        else buf_add(out, "\xEF\xBF\xBD", 3);
+        if (k > 0)
+            buf_add(out, d->held, (size_t)len);
+        else
+            buf_add(out, "\xEF\xBF\xBD", 3);
         d->n -= len;
         memmove(d->held, d->held + len, (size_t)d->n);
     }

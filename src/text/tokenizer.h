@@ -18,15 +18,18 @@ typedef struct tokenizer tokenizer;
 NODISCARD bool tokenizer_open(tokenizer **out, const char *dir, err *e);
 void tokenizer_close(tokenizer *t);
 
-typedef struct ids { int32_t *v; size_t n, cap; } ids; /* zeroed = empty; ids_free */
+typedef struct ids {
+    int32_t *v;
+    size_t n, cap;
+} ids; /* zeroed = empty; ids_free */
 void ids_add(ids *a, int32_t id);
 void ids_free(ids *a);
 
 typedef struct encode_options {
-    bool lossy;            /* invalid UTF-8 becomes U+FFFD; otherwise E-TEXT-UTF8 names the byte offset */
-    bool no_special;       /* text that spells an added special token is ordinary text (untrusted input) */
-    bool no_added;         /* the same for every added token, special or not */
-    bool bos;              /* begin with the BOS if tokenizer_config.json asks for one (add_bos_token); templates write
+    bool lossy;      /* invalid UTF-8 becomes U+FFFD; otherwise E-TEXT-UTF8 names the byte offset */
+    bool no_special; /* text that spells an added special token is ordinary text (untrusted input) */
+    bool no_added;   /* the same for every added token, special or not */
+    bool bos;        /* begin with the BOS if tokenizer_config.json asks for one (add_bos_token); templates write
                               their own, so this is for plain text only */
 } encode_options;
 /* Appends to out (on failure out is as before). o may be NULL: all false. NULs are ordinary characters. Time
@@ -34,7 +37,7 @@ typedef struct encode_options {
  * E-TEXT-MEMORY. */
 NODISCARD bool tokenizer_encode(const tokenizer *t, ids *out, str text, const encode_options *o, err *e);
 
-int tokenizer_vocab(const tokenizer *t);               /* highest id + 1 */
+int tokenizer_vocab(const tokenizer *t); /* highest id + 1 */
 /* Raw bytes of one id, as decoding writes them; empty for ids that do not exist. An added token is its content, except
  * that HF reads one written wholly in the byte alphabet (all printable ASCII is) as bytes, and so do we. */
 str tokenizer_bytes(const tokenizer *t, int32_t id);
@@ -50,8 +53,11 @@ NODISCARD bool tokenizer_decode(const tokenizer *t, buf *out, const int32_t *v, 
 /* Streaming decode: emits only whole UTF-8 sequences; holds back up to 3 bytes of an unfinished one. Ids that do not
  * exist (padding rows of the head) add nothing.
  * Invalid bytes come out as U+FFFD (one per maximal subpart), so the concatenation is always valid UTF-8. */
-typedef struct detok { uint8_t held[4]; int n; } detok;
+typedef struct detok {
+    uint8_t held[4];
+    int n;
+} detok;
 void detok_push(const tokenizer *t, detok *d, int32_t id, bool skip_special, buf *out);
-void detok_end(detok *d, buf *out);   /* flush: a held part becomes U+FFFD */
+void detok_end(detok *d, buf *out); /* flush: a held part becomes U+FFFD */
 
 #endif

@@ -10,13 +10,13 @@ enum { ADDED_CONTENT_MAX = 512, ADDED_TOKENS_MAX = 1 << 20 };
 
 typedef struct added_token {
     str content;
-    str bytes;      /* what decoding writes */
+    str bytes; /* what decoding writes */
     int32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
 } added_token;
 
 typedef struct trie_edge {
-    uint64_t key;   /* node << 8 | byte, plus 1; 0 = free */
+    uint64_t key; /* node << 8 | byte, plus 1; 0 = free */
     uint32_t child;
 } trie_edge;
 
@@ -24,10 +24,10 @@ typedef struct trie_edge {
 typedef struct token_trie {
     trie_edge *edge;
     uint32_t edge_mask, edges;
-    int32_t *token;    /* per node: index of the token that ends here, or -1 */
+    int32_t *token; /* per node: index of the token that ends here, or -1 */
     uint32_t nodes, node_cap;
-    bool first[256];   /* bytes that begin a token */
-    int only_first;    /* the one such byte, -1 when there are none or several */
+    bool first[256]; /* bytes that begin a token */
+    int only_first;  /* the one such byte, -1 when there are none or several */
 } token_trie;
 
 void trie_init(token_trie *t);

@@ -10,7 +10,8 @@ enum { FILE_MAX = 512 << 20, NESTED_MAX = 8 };
 
 static bool unsupported(err *e, const char *what, const json *type) {
     if (!json_is(type, JSON_STRING)) return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: %s has no type", what);
-    return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: %s \"" STR_FMT "\" is not supported", what, STR_ARG(json_str(type)));
+    return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: %s \"" STR_FMT "\" is not supported", what,
+                STR_ARG(json_str(type)));
 }
 
 static bool is_type(const json *v, const char *name) {
@@ -40,7 +41,8 @@ static bool check_post_processor(const json *v, int depth, err *e) {
     if (is_type(v, "TemplateProcessing") && json_is(single, JSON_ARRAY)) {
         for (uint32_t i = 0; i < single->n; i++)
             if (!json_get(&single->u.items[i], "Sequence") || single->n != 1)
-                return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: post_processor TemplateProcessing adds tokens, which is not supported");
+                return fail(e, ERR_INPUT, "E-TOK-MODEL",
+                            "tokenizer.json: post_processor TemplateProcessing adds tokens, which is not supported");
         return true;
     }
     if (!is_type(v, "Sequence") || !json_is(list, JSON_ARRAY) || depth == NESTED_MAX)
@@ -54,7 +56,8 @@ static bool check_decoder(const json *v, err *e) {
     const json *list = json_get(v, "decoders");
     if (is_type(v, "Sequence") && json_is(list, JSON_ARRAY) && list->n == 1) v = &list->u.items[0];
     if (is_type(v, "ByteLevel")) return true;
-    if (is_null(v)) return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: decoder is missing (byte-level BPE needs ByteLevel)");
+    if (is_null(v))
+        return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: decoder is missing (byte-level BPE needs ByteLevel)");
     return unsupported(e, "decoder", json_get(v, "type"));
 }
 
@@ -102,8 +105,8 @@ static bool add_token(loader *l, added_token a, int64_t id) {
     tokenizer *t = l->t;
     const int32_t expected = expected_id(t, a.content, l->highest);
     if (id != expected)
-        return fail(l->e, ERR_INPUT, "E-TOK-ADDED", "added token \"" STR_FMT "\" has id %lld where %d follows", STR_ARG(a.content),
-                    (long long)id, expected);
+        return fail(l->e, ERR_INPUT, "E-TOK-ADDED", "added token \"" STR_FMT "\" has id %lld where %d follows",
+                    STR_ARG(a.content), (long long)id, expected);
     if (expected < t->model.n_ids && t->model.kind[expected] != TOKEN_ABSENT &&
         !str_eq(bpe_token(&t->model, expected), a.bytes))
         return bad_added(l->e, a.content, "its id belongs to another token");
@@ -133,7 +136,8 @@ static bool load_token(loader *l, const json *v, int64_t id, bool update) {
     if (!update) return bad_added(l->e, a.content, "it is there twice");
     added_token *old = &t->added[at];
     if (old->id != id)
-        return fail(l->e, ERR_INPUT, "E-TOK-ADDED", "added token \"" STR_FMT "\" has id %d in tokenizer.json and %lld in tokenizer_config.json",
+        return fail(l->e, ERR_INPUT, "E-TOK-ADDED",
+                    "added token \"" STR_FMT "\" has id %d in tokenizer.json and %lld in tokenizer_config.json",
                     STR_ARG(a.content), old->id, (long long)id);
     a.id = old->id;
     a.special |= old->special;
@@ -145,7 +149,8 @@ static bool load_token(loader *l, const json *v, int64_t id, bool update) {
 static bool load_added(loader *l, const json *list) {
     for (uint32_t i = 0; list && i < list->n; i++) {
         const json *id = json_get(&list->u.items[i], "id");
-        if (!json_is(id, JSON_INT)) return fail(l->e, ERR_INPUT, "E-TOK-ADDED", "tokenizer.json: added token %u has no id", i);
+        if (!json_is(id, JSON_INT))
+            return fail(l->e, ERR_INPUT, "E-TOK-ADDED", "tokenizer.json: added token %u has no id", i);
         if (!load_token(l, &list->u.items[i], id->u.i, false)) return false;
     }
     return true;
@@ -185,13 +190,16 @@ static bool load_decoder_table(loader *l, const json *table) {
 
 /* Room for all entries of both files. */
 static bool reserve_added(tokenizer *t, const json *list, const json *table, err *e) {
-    if (list && list->type != JSON_ARRAY) return fail(e, ERR_INPUT, "E-TOK-ADDED", "tokenizer.json: added_tokens is no list");
+    if (list && list->type != JSON_ARRAY)
+        return fail(e, ERR_INPUT, "E-TOK-ADDED", "tokenizer.json: added_tokens is no list");
     if (table && table->type != JSON_OBJECT)
         return fail(e, ERR_INPUT, "E-TOK-ADDED", "tokenizer_config.json: added_tokens_decoder is no object");
     const size_t n = (list ? list->n : 0) + (size_t)(table ? table->n : 0);
-    if (n > ADDED_TOKENS_MAX) return fail(e, ERR_INPUT, "E-TOK-ADDED", "tokenizer.json: %zu added tokens are too many", n);
+    if (n > ADDED_TOKENS_MAX)
+        return fail(e, ERR_INPUT, "E-TOK-ADDED", "tokenizer.json: %zu added tokens are too many", n);
     t->added = xcalloc(n + 1, sizeof *t->added); /* and one to look a content up */
-    if (!strtab_init(&t->by_content, n + 1)) return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for %zu added tokens", n);
+    if (!strtab_init(&t->by_content, n + 1))
+        return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for %zu added tokens", n);
     return true;
 }
 
@@ -230,15 +238,18 @@ static bool token_text(const json *v, str *out) {
 
 static bool load_bos(tokenizer *t, const json *config, err *e) {
     str bos;
-    if (!json_is(json_get(config, "add_bos_token"), JSON_TRUE) || !token_text(get_object(config, "bos_token"), &bos)) return true;
+    if (!json_is(json_get(config, "add_bos_token"), JSON_TRUE) || !token_text(get_object(config, "bos_token"), &bos))
+        return true;
     t->bos = tokenizer_find(t, bos);
     if (t->bos >= 0) return true;
-    return fail(e, ERR_INPUT, "E-TOK-ADDED", "tokenizer_config.json: bos_token \"" STR_FMT "\" is no token", STR_ARG(bos));
+    return fail(e, ERR_INPUT, "E-TOK-ADDED", "tokenizer_config.json: bos_token \"" STR_FMT "\" is no token",
+                STR_ARG(bos));
 }
 
 static void report_ignored(const json *file, const json *config) {
     static const char *const in_file[] = { "truncation", "padding" };
-    static const char *const in_config[] = { "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces", "split_special_tokens" };
+    static const char *const in_config[] = { "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces",
+                                             "split_special_tokens" };
     for (size_t i = 0; i < ARRAY_LEN(in_file); i++)
         if (!is_null(json_get(file, in_file[i]))) log_say("W-TOK-IGNORED", "tokenizer.json: %s is ignored", in_file[i]);
     for (size_t i = 0; i < ARRAY_LEN(in_config); i++)
@@ -253,8 +264,10 @@ static bool load(tokenizer *t, const json *file, const json *config, err *e) {
     loader l = { .t = t, .highest = -1, .e = e };
     if (!json_is(file, JSON_OBJECT) || !json_is(json_get(file, "model"), JSON_OBJECT))
         return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: no object with a model");
-    if (config && config->type != JSON_OBJECT) return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer_config.json: no object");
-    if (!load_normalizer(t, json_get(file, "normalizer"), 0, e) || !pretok_open(&t->pre, json_get(file, "pre_tokenizer"), e) ||
+    if (config && config->type != JSON_OBJECT)
+        return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer_config.json: no object");
+    if (!load_normalizer(t, json_get(file, "normalizer"), 0, e) ||
+        !pretok_open(&t->pre, json_get(file, "pre_tokenizer"), e) ||
         !check_post_processor(json_get(file, "post_processor"), 0, e) || !check_decoder(json_get(file, "decoder"), e) ||
         !bpe_build(&t->model, json_get(file, "model"), e))
         return false;
@@ -275,7 +288,8 @@ bool tokenizer_open(tokenizer **out, const char *dir, err *e) {
     trie_init(&t->raw);
     trie_init(&t->normalized);
     const bool ok = json_parse_file(&file, &mem, path, &limits, e) &&
-                    (!file_exists(config_path) || json_parse_file(&config, &mem, config_path, NULL, e)) && load(t, file, config, e);
+                    (!file_exists(config_path) || json_parse_file(&config, &mem, config_path, NULL, e)) &&
+                    load(t, file, config, e);
     arena_free(&mem);
     free(path);
     free(config_path);

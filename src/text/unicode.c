@@ -91,8 +91,10 @@ static size_t run_of(const uint32_t *table, size_t count, int shift, uint32_t co
     size_t lo = 0, hi = count;
     while (hi - lo > 1) {
         const size_t mid = lo + (hi - lo) / 2;
-        if (table[mid] >> shift <= code) lo = mid;
-        else hi = mid;
+        if (table[mid] >> shift <= code)
+            lo = mid;
+        else
+            hi = mid;
     }
     return lo;
 }
@@ -228,7 +230,8 @@ static void work_order(nfc_work *w) {
 }
 
 static void work_emit(nfc_work *w, buf *out) {
-    const utf8proc_ssize_t n = utf8proc_normalize_utf32(w->code, (utf8proc_ssize_t)w->n, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
+    const utf8proc_ssize_t n =
+        utf8proc_normalize_utf32(w->code, (utf8proc_ssize_t)w->n, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
     CHECK(n >= 0, "composition failed");
     for (utf8proc_ssize_t i = 0; i < n; i++) {
         uint8_t c[4];

@@ -5,11 +5,17 @@
 #include <time.h>
 
 #include "text/pretok.h"
-#include "text/pretok_pattern.h"
+#include "text/pattern.h"
 
 /* A match attempt may take this many backtracking steps, and all attempts on one text this much processor time: far
  * above what sane patterns need, so only a hostile one fails. */
-enum { MATCH_STEPS = 20000000, HEAP_KIB = 1 << 16, SECONDS_BASE = 10, NANOSECONDS_PER_BYTE = 5000, JIT_STACK_MAX = 16 << 20 };
+enum {
+    MATCH_STEPS = 20000000,
+    HEAP_KIB = 1 << 16,
+    SECONDS_BASE = 10,
+    NANOSECONDS_PER_BYTE = 5000,
+    JIT_STACK_MAX = 16 << 20
+};
 
 struct splitter {
     class_map map;
@@ -66,8 +72,10 @@ static void emit(emitter *x, int i) {
     case NODE_ATOMIC: emit_group(x, "(?>", n, ""); break;
     case NODE_REPEAT:
         emit(x, n->child);
-        if (n->max == PATTERN_INF) buf_printf(&x->out, "{%d,}%s", n->min, modes[n->mode]);
-        else buf_printf(&x->out, "{%d,%d}%s", n->min, n->max, modes[n->mode]);
+        if (n->max == PATTERN_INF)
+            buf_printf(&x->out, "{%d,}%s", n->min, modes[n->mode]);
+        else
+            buf_printf(&x->out, "{%d,%d}%s", n->min, n->max, modes[n->mode]);
         break;
     }
 }
@@ -177,8 +185,11 @@ static bool match_here(matcher *x, size_t at, ptrdiff_t *len, err *e) {
     }
     const bool late = (++x->calls & 63) == 0 && cpu_seconds() > x->deadline;
     if (late || (rc < 0 && rc != PCRE2_ERROR_NOMATCH))
-        return fail(e, ERR_INPUT, "E-TOK-PATTERN", "the split pattern of tokenizer.json needs unreasonable %s on this text",
-                    late ? "time" : rc == PCRE2_ERROR_JIT_STACKLIMIT || rc == PCRE2_ERROR_HEAPLIMIT ? "memory" : "time");
+        return fail(e, ERR_INPUT, "E-TOK-PATTERN",
+                    "the split pattern of tokenizer.json needs unreasonable %s on this text",
+                    late                                                              ? "time"
+                    : rc == PCRE2_ERROR_JIT_STACKLIMIT || rc == PCRE2_ERROR_HEAPLIMIT ? "memory"
+                                                                                      : "time");
     *len = -1;
     if (rc >= 0) *len = (ptrdiff_t)(pcre2_get_ovector_pointer(x->data)[1] - at);
     return true;

@@ -1,7 +1,7 @@
 /* Direct scanner for patterns whose alternatives are fixed sequences and simple runs: the GPT-2, Llama-3 and Qwen
  * families. Ordered choice and greedy repetition only, so each rule needs at most one step back, and what a rule looks
  * at is what it (or a later rule at the same place) takes: linear time. Equal to the PCRE2 path by test. */
-#include "text/pretok_pattern.h"
+#include "text/pattern.h"
 
 /* ---- recognition ---- */
 
@@ -88,9 +88,12 @@ static bool simple_rule(const pattern_tree *t, const class_map *m, int cat, scan
     const int begin = t->node[single].kind == NODE_CAT ? t->node[single].child : single;
     for (int c = begin; c >= 0; c = c == single ? -1 : t->node[c].next) {
         if (look) return false;
-        if (t->node[c].kind == NODE_LOOK) look = &t->node[c];
-        else if (n == 3 || !set_run(t, c, &bit[n], &min[n], &max[n])) return false;
-        else n++;
+        if (t->node[c].kind == NODE_LOOK)
+            look = &t->node[c];
+        else if (n == 3 || !set_run(t, c, &bit[n], &min[n], &max[n]))
+            return false;
+        else
+            n++;
     }
     if (look) {
         uint32_t other;
@@ -194,8 +197,10 @@ static size_t match_run(const view *v, const scan_rule *r, size_t at) {
     size_t next, behind;
     const uint32_t sets = sets_at(v, at, &next);
     size_t i = at;
-    if ((sets & r->prefix) && next < v->n && (sets_at(v, next, &behind) & r->run)) i = next;
-    else if (!(sets & r->run)) return at;
+    if ((sets & r->prefix) && next < v->n && (sets_at(v, next, &behind) & r->run))
+        i = next;
+    else if (!(sets & r->run))
+        return at;
     i = run_end(v, i, r->run, r->max);
     return r->tail ? run_end(v, i, r->tail, SIZE_MAX) : i;
 }

@@ -1,11 +1,11 @@
-/* pretok_pattern.h - the split pattern of a tokenizer.json, parsed and compiled (internal to src/text).
+/* pattern.h - the split pattern of a tokenizer.json, parsed and compiled (internal to src/text).
  *
  * HF runs the pattern through Oniguruma with Unicode 16.0. Here every set of characters in the pattern is resolved
  * with our own tables, the code points that no set tells apart form one class (a few dozen in all), and PCRE2 matches
  * bytes that are classes: what is a letter cannot depend on the library's Unicode version, and matching is as fast as
  * on ASCII. Patterns made of simple runs (GPT-2, Llama-3, Qwen) are also turned into rules for a direct scanner. */
-#ifndef NIBBLE_PRETOK_PATTERN_H
-#define NIBBLE_PRETOK_PATTERN_H
+#ifndef NIBBLE_PATTERN_H
+#define NIBBLE_PATTERN_H
 
 #include "base/err.h"
 #include "base/str.h"
@@ -18,7 +18,7 @@ enum { PATTERN_SETS = 64, PATTERN_NODES = 2048, PATTERN_ITEMS = 1024, PATTERN_CL
 typedef enum item_kind { ITEM_RANGE, ITEM_GC, ITEM_SPACE, ITEM_WORD } item_kind;
 
 typedef struct set_item {
-    uint8_t kind;    /* item_kind */
+    uint8_t kind; /* item_kind */
     bool negative;
     uint32_t lo, hi; /* RANGE: inclusive; GC: lo is a bit mask of categories */
 } set_item;
@@ -34,10 +34,10 @@ typedef enum repeat_mode { REPEAT_GREEDY, REPEAT_LAZY, REPEAT_POSSESSIVE } repea
 typedef struct pattern_node {
     uint8_t kind, mode; /* node_kind, repeat_mode */
     bool behind, negative;
-    bool folded;        /* SET: an ASCII letter under (?i:...) */
+    bool folded; /* SET: an ASCII letter under (?i:...) */
     int set;
-    int child, next;    /* node indices, -1 = none */
-    int min, max;       /* REPEAT; PATTERN_INF = unbounded */
+    int child, next; /* node indices, -1 = none */
+    int min, max;    /* REPEAT; PATTERN_INF = unbounded */
 } pattern_node;
 
 typedef struct pattern_tree {

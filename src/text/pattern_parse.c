@@ -2,7 +2,7 @@
  * Ruby syntax and in PCRE2. */
 #include <stdio.h>
 
-#include "text/pretok_pattern.h"
+#include "text/pattern.h"
 
 enum { DEPTH_MAX = 48, REPEAT_MAX = 1000 };
 
@@ -62,8 +62,10 @@ static int set_node(parser *q, int first, bool negative) {
     int k = 0;
     while (k < t->sets && !same_set(t, &t->set[k], &s)) k++;
     if (k == PATTERN_SETS) return no(q, "too many different characters and sets");
-    if (k == t->sets) t->set[t->sets++] = s;
-    else t->items = first;
+    if (k == t->sets)
+        t->set[t->sets++] = s;
+    else
+        t->items = first;
     const int node = new_node(q, NODE_SET);
     if (node >= 0) t->node[node].set = k;
     return node;
@@ -89,9 +91,18 @@ static int literal_node(parser *q, uint32_t c) {
 }
 
 static const char *const long_names[][2] = {
-    { "L", "letter" },  { "M", "mark" },          { "N", "number" },       { "P", "punctuation" },
-    { "S", "symbol" },  { "Z", "separator" },     { "C", "other" },        { "Lu", "uppercaseletter" },
-    { "Ll", "lowercaseletter" }, { "Lt", "titlecaseletter" }, { "Lm", "modifierletter" }, { "Lo", "otherletter" },
+    { "L", "letter" },
+    { "M", "mark" },
+    { "N", "number" },
+    { "P", "punctuation" },
+    { "S", "symbol" },
+    { "Z", "separator" },
+    { "C", "other" },
+    { "Lu", "uppercaseletter" },
+    { "Ll", "lowercaseletter" },
+    { "Lt", "titlecaseletter" },
+    { "Lm", "modifierletter" },
+    { "Lo", "otherletter" },
     { "Nd", "decimalnumber" },
 };
 
@@ -127,14 +138,17 @@ static bool property(parser *q, bool negative) {
     return add_item(q, (set_item){ .kind = ITEM_GC, .negative = negative, .lo = mask });
 }
 
-static int hex_value(uint8_t c) { return c >= '0' && c <= '9' ? c - '0' : letter(c) && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1; }
+static int hex_value(uint8_t c) {
+    return c >= '0' && c <= '9' ? c - '0' : letter(c) && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
 
 /* \xHH, \x{H...}, \uHHHH behind the letter. */
 static bool hex_escape(parser *q, bool braces, int digits, uint32_t *out) {
     uint32_t v = 0;
     int k = 0;
     for (; more(q) && hex_value(peek(q)) >= 0 && k < digits; k++, q->i++) v = v * 16 + (uint32_t)hex_value(peek(q));
-    if (k == 0 || (!braces && k < digits) || (braces && !eat(q, "}")) || v >= UNICODE_CODES || (v >= 0xD800 && v < 0xE000))
+    if (k == 0 || (!braces && k < digits) || (braces && !eat(q, "}")) || v >= UNICODE_CODES ||
+        (v >= 0xD800 && v < 0xE000))
         return no(q, "malformed hexadecimal escape") >= 0;
     *out = v;
     return true;
@@ -146,10 +160,14 @@ static bool escape(parser *q, uint32_t *code) {
     const uint8_t c = q->p[q->i++];
     *code = UINT32_MAX;
     switch (c) {
-    case 'p': case 'P': return property(q, c == 'P');
-    case 's': case 'S': return add_item(q, (set_item){ .kind = ITEM_SPACE, .negative = c == 'S' });
-    case 'w': case 'W': return add_item(q, (set_item){ .kind = ITEM_WORD, .negative = c == 'W' });
-    case 'd': case 'D': return add_item(q, (set_item){ .kind = ITEM_GC, .negative = c == 'D', .lo = category_mask("nd") });
+    case 'p':
+    case 'P': return property(q, c == 'P');
+    case 's':
+    case 'S': return add_item(q, (set_item){ .kind = ITEM_SPACE, .negative = c == 'S' });
+    case 'w':
+    case 'W': return add_item(q, (set_item){ .kind = ITEM_WORD, .negative = c == 'W' });
+    case 'd':
+    case 'D': return add_item(q, (set_item){ .kind = ITEM_GC, .negative = c == 'D', .lo = category_mask("nd") });
     case 'r': return *code = '\r', true;
     case 'n': return *code = '\n', true;
     case 't': return *code = '\t', true;
@@ -210,8 +228,12 @@ static int bracket(parser *q) {
 /* ---- structure ---- */
 
 static int group(parser *q) {
-    static const struct { const char *open; uint8_t kind; bool behind, negative; } kinds[] = {
-        { "?=", NODE_LOOK, false, false }, { "?!", NODE_LOOK, false, true }, { "?<=", NODE_LOOK, true, false },
+    static const struct {
+        const char *open;
+        uint8_t kind;
+        bool behind, negative;
+    } kinds[] = {
+        { "?=", NODE_LOOK, false, false }, { "?!", NODE_LOOK, false, true },    { "?<=", NODE_LOOK, true, false },
         { "?<!", NODE_LOOK, true, true },  { "?>", NODE_ATOMIC, false, false },
     };
     const bool fold = q->fold;
@@ -254,9 +276,14 @@ static int atom(parser *q) {
         if (code != UINT32_MAX) return literal_node(q, code);
         if (q->fold) return no(q, "a class under (?i) is not supported");
         return set_node(q, first, false);
-    case '^': case '$': return no(q, "anchors are not supported");
-    case '*': case '+': case '?': case '{': return no(q, "nothing to repeat");
-    case ']': case '}': return no(q, "unpaired bracket");
+    case '^':
+    case '$': return no(q, "anchors are not supported");
+    case '*':
+    case '+':
+    case '?':
+    case '{': return no(q, "nothing to repeat");
+    case ']':
+    case '}': return no(q, "unpaired bracket");
     default: return literal_node(q, take_code(q));
     }
 }
@@ -291,9 +318,12 @@ static int repeated(parser *q) {
     int min = 0, max = PATTERN_INF;
     if (inner < 0) return -1;
     const bool braces = peek(q) == '{';
-    if (eat(q, "?")) max = 1;
-    else if (eat(q, "+")) min = 1;
-    else if (braces ? !(q->i++, interval(q, &min, &max)) : !eat(q, "*")) return braces ? -1 : inner;
+    if (eat(q, "?"))
+        max = 1;
+    else if (eat(q, "+"))
+        min = 1;
+    else if (braces ? !(q->i++, interval(q, &min, &max)) : !eat(q, "*"))
+        return braces ? -1 : inner;
     const pattern_node *a = &q->t->node[inner];
     if (a->kind == NODE_LOOK || a->kind == NODE_EMPTY) return no(q, "a repeated assertion or empty group");
     if (a->folded) return no(q, "a repeated letter under (?i) is not supported");
@@ -321,8 +351,10 @@ static int parse_cat(parser *q) {
         const int node = repeated(q);
         if (node < 0) return -1;
         if (folds_together(q->t, last, node)) return no(q, "these letters under (?i) fold to one character");
-        if (first < 0) first = node;
-        else q->t->node[last].next = node;
+        if (first < 0)
+            first = node;
+        else
+            q->t->node[last].next = node;
         last = node;
     }
     if (first < 0) return new_node(q, NODE_EMPTY);
@@ -352,8 +384,10 @@ static int parse_text(parser *q) {
     while (more(q)) {
         const int node = literal_node(q, take_code(q));
         if (node < 0) return -1;
-        if (first < 0) first = node;
-        else q->t->node[last].next = node;
+        if (first < 0)
+            first = node;
+        else
+            q->t->node[last].next = node;
         last = node;
     }
     const int cat = new_node(q, NODE_CAT);

@@ -1,7 +1,7 @@
 /* Sets to classes: the code points that no set of the pattern tells apart. */
 #include <stdlib.h>
 
-#include "text/pretok_pattern.h"
+#include "text/pattern.h"
 
 enum { EDGES_MAX = 16384 };
 
@@ -23,8 +23,8 @@ static int by_value(const void *a, const void *b) {
 
 /* Every code point at which the membership in some set may change. */
 static bool collect_edges(edges *x, const pattern_tree *t) {
-    static const uint32_t spaces[] = { 9, 14, 0x20, 0x21, 0x85, 0x86, 0xA0, 0xA1, 0x1680, 0x1681, 0x2000, 0x200B, 0x2028,
-                                       0x202A, 0x202F, 0x2030, 0x205F, 0x2060, 0x3000, 0x3001 };
+    static const uint32_t spaces[] = { 9,      14,     0x20,   0x21,   0x85,   0x86,   0xA0,   0xA1,   0x1680, 0x1681,
+                                       0x2000, 0x200B, 0x2028, 0x202A, 0x202F, 0x2030, 0x205F, 0x2060, 0x3000, 0x3001 };
     static const uint32_t word_extra[] = { 0xB2, 0xB4, 0xB9, 0xBA, 0xBC, 0xBF, 0x200C, 0x200E };
     bool ok = add_edge(x, 0), gc = false, word = false, space = false;
     for (int i = 0; i < t->items; i++) {
@@ -32,7 +32,8 @@ static bool collect_edges(edges *x, const pattern_tree *t) {
         gc |= m->kind == ITEM_GC;
         word |= m->kind == ITEM_WORD;
         space |= m->kind == ITEM_SPACE;
-        if (m->kind == ITEM_RANGE) ok = ok && add_edge(x, m->lo) && (m->hi + 1 == UNICODE_CODES || add_edge(x, m->hi + 1));
+        if (m->kind == ITEM_RANGE)
+            ok = ok && add_edge(x, m->lo) && (m->hi + 1 == UNICODE_CODES || add_edge(x, m->hi + 1));
     }
     uint32_t first, end;
     int category;
@@ -121,9 +122,11 @@ bool class_map_build(class_map *m, const pattern_tree *t, err *e) {
         while (unicode_gc_run(run, &first, &stop, &category), stop <= code) run++;
         const uint64_t mask = sets_of(t, code, category);
         int class = 0;
-        while (class < m->classes && m->members[class] != mask) class++;
-        if (class == PATTERN_CLASSES) ok = false;
-        else if (class == m->classes) m->members[m->classes++] = mask;
+        while (class < m->classes && m->members[class] != mask) class ++;
+        if (class == PATTERN_CLASSES)
+            ok = false;
+        else if (class == m->classes)
+            m->members[m->classes++] = mask;
         if (ok) fill(m, shared, &open, code, end, (unsigned)class);
     }
     free(x);
