@@ -12,14 +12,15 @@
 #include "base/json.h"
 #include "text/tokenizer.h"
 
-enum { BPE_WORD_MAX = 1 << 30 };
+enum { BPE_WORD_MAX = 1 << 30, BPE_INDEX_MAX = (1 << 24) - 2 };
 
 typedef enum token_kind { TOKEN_ABSENT, TOKEN_PLAIN, TOKEN_ODD } token_kind;
 
-typedef struct bpe_slot {
-    uint32_t hash;
-    int32_t id; /* -1 = free */
-} bpe_slot;
+typedef struct bpe_token {
+    uint32_t offset;     /* into bytes */
+    uint32_t length : 30;
+    uint32_t kind : 2;   /* token_kind */
+} bpe_token;
 
 typedef struct bpe_result {
     uint32_t rank; /* UINT32_MAX: no such merge */
@@ -27,23 +28,25 @@ typedef struct bpe_result {
 } bpe_result;
 
 typedef struct bpe_merge {
-    uint32_t left, right; /* left == UINT32_MAX: free */
+    uint32_t left, right;
     bpe_result result;
 } bpe_merge;
 
+/* Hash tables hold 8 bits of the hash above a 24-bit index + 1 (0 = free): small enough to stay in the cache, and most
+ * failing look-ups end there. */
 typedef struct bpe {
     int n_ids;              /* highest id + 1 */
     int count;              /* ids that exist: HF's vocabulary size */
-    uint32_t *offset;       /* [n_ids] into bytes */
-    uint32_t *length;       /* [n_ids] */
-    uint8_t *kind;          /* [n_ids] token_kind */
+    bpe_token *token;       /* [n_ids] */
     _Atomic uint8_t *whole; /* [n_ids] does encoding the token's bytes give the token: 0 not known yet, 1 yes, 2 no */
     uint8_t *bytes;
     size_t n_bytes;
-    bpe_slot *slot; /* by bytes and kind */
+    uint32_t *slot; /* ids by bytes and kind */
     uint32_t slot_mask;
-    bpe_merge *merge; /* by pair */
-    uint32_t merge_mask;
+    bpe_merge *merge; /* in the order of the file */
+    uint32_t merges;
+    uint32_t *pair; /* merges by pair */
+    uint32_t pair_mask;
     bpe_result *byte_pair; /* [65536] merges of two single bytes */
     int32_t byte_id[256];  /* -1: this byte has no token and is dropped, as HF does */
     uint32_t longest;      /* bytes of the longest plain token */
@@ -59,8 +62,12 @@ void bpe_free(bpe *m);
 bool bpe_from_alphabet(buf *out, str text);
 /* Id of a token by raw bytes and kind, or -1. */
 int32_t bpe_find(const bpe *m, str bytes, token_kind kind);
-static inline str bpe_token(const bpe *m, int32_t id) {
-    return (str){ (const char *)m->bytes + m->offset[id], m->length[id] };
+static inline str bpe_bytes(const bpe *m, int32_t id) {
+    return (str){ (const char *)m->bytes + m->token[id].offset, m->token[id].length };
+}
+static inline bool bpe_is(const bpe *m, int32_t id, str bytes, token_kind kind) {
+    const bpe_token t = m->token[id];
+    return t.length == bytes.n && t.kind == (uint32_t)kind && memcmp(m->bytes + t.offset, bytes.p, bytes.n) == 0;
 }
 
 /* ---- encoding ---- */
@@ -120,14 +127,22 @@ static inline uint32_t bpe_pair_hash(uint32_t left, uint32_t right) {
     return (uint32_t)(bpe_mix(((uint64_t)left << 32 | right) * 0x9FB21C651E98DF25u) >> 20);
 }
 
+/* The hash's part of a slot; table positions come from its low bits. */
+static inline uint32_t bpe_tag(uint32_t hash) { return hash & 0xFF000000u; }
+static inline bool bpe_tag_is(uint32_t slot, uint32_t hash) { return ((slot ^ hash) & 0xFF000000u) == 0; }
+static inline uint32_t bpe_index(uint32_t slot) { return (slot & 0xFFFFFFu) - 1; }
+
 /* No sane table has runs of this length (load is at most one half); a table that does was made to. */
 enum { BPE_PROBES = 512 };
 
 static inline bpe_result bpe_pair(const bpe *m, uint32_t left, uint32_t right) {
-    for (uint32_t i = bpe_pair_hash(left, right) & m->merge_mask;; i = (i + 1) & m->merge_mask) {
-        const bpe_merge *x = &m->merge[i];
-        if ((x->left == left && x->right == right) || x->left == UINT32_MAX) return x->result;
+    const uint32_t hash = bpe_pair_hash(left, right);
+    for (uint32_t i = hash & m->pair_mask, x; (x = m->pair[i]) != 0; i = (i + 1) & m->pair_mask) {
+        if (!bpe_tag_is(x, hash)) continue;
+        const bpe_merge *y = &m->merge[bpe_index(x)];
+        if (y->left == left && y->right == right) return y->result;
     }
+    return (bpe_result){ UINT32_MAX, -1 };
 }
 
 #endif

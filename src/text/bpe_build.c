@@ -57,14 +57,13 @@ bool bpe_from_alphabet(buf *out, str text) {
 
 /* ---- vocabulary ---- */
 
+/* The id, or -1 and the slot where it belongs (UINT32_MAX: the table is made to collide). */
 static int32_t find_hashed(const bpe *m, str bytes, token_kind kind, uint32_t hash, uint32_t *free_slot) {
     uint32_t i = hash & m->slot_mask;
     for (int k = 0; k < BPE_PROBES; k++, i = (i + 1) & m->slot_mask) {
-        const bpe_slot *s = &m->slot[i];
-        if (s->id < 0) return *free_slot = i, -1;
-        if (s->hash == hash && m->length[s->id] == bytes.n && m->kind[s->id] == kind &&
-            memcmp(m->bytes + m->offset[s->id], bytes.p, bytes.n) == 0)
-            return s->id;
+        const uint32_t s = m->slot[i];
+        if (s == 0) return *free_slot = i, -1;
+        if (bpe_tag_is(s, hash) && bpe_is(m, (int32_t)bpe_index(s), bytes, kind)) return (int32_t)bpe_index(s);
     }
     return *free_slot = UINT32_MAX, -1;
 }
@@ -76,7 +75,7 @@ int32_t bpe_find(const bpe *m, str bytes, token_kind kind) {
 
 /* Highest id and total key bytes. Ids may have gaps, but the tables must stay in proportion to the file. */
 static bool measure(bpe *m, const json *vocab, size_t *text, err *e) {
-    const int64_t limit = 4 * (int64_t)vocab->n + 65536;
+    const int64_t limit = min_i64(4 * (int64_t)vocab->n + 65536, BPE_INDEX_MAX);
     int64_t highest = -1;
     *text = 0;
     for (uint32_t i = 0; i < vocab->n; i++) {
@@ -88,32 +87,29 @@ static bool measure(bpe *m, const json *vocab, size_t *text, err *e) {
         highest = max_i64(highest, v->value.u.i);
         *text += v->key.n;
     }
-    if (vocab->n == 0 || *text >= UINT32_MAX)
+    if (vocab->n == 0 || *text >= 1u << 30)
         return fail(e, ERR_INPUT, "E-TOK-VOCAB", "tokenizer.json: the vocabulary is empty or too large");
     m->n_ids = (int)highest + 1;
     m->count = (int)vocab->n;
     return true;
 }
 
-static uint32_t table_mask(size_t n) {
+/* A cleared table with room for n entries at a load of one half. */
+static uint32_t *new_table(size_t n, uint32_t *mask) {
     uint32_t size = 16;
     while (size < 2 * n) size *= 2;
-    return size - 1;
+    *mask = size - 1;
+    return calloc(size, sizeof(uint32_t));
 }
 
 static bool allocate(bpe *m, size_t text, err *e) {
     const size_t n = (size_t)m->n_ids;
-    m->slot_mask = table_mask((size_t)m->count);
-    m->offset = malloc(n * sizeof *m->offset);
-    m->length = malloc(n * sizeof *m->length);
-    m->kind = calloc(n, 1);
+    m->token = calloc(n, sizeof *m->token);
     m->whole = calloc(n, 1);
     m->bytes = malloc(text + 1);
-    m->slot = malloc(((size_t)m->slot_mask + 1) * sizeof *m->slot);
-    if (!m->offset || !m->length || !m->kind || !m->whole || !m->bytes || !m->slot)
-        return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for a vocabulary of %d tokens", m->count);
-    memset(m->slot, 255, ((size_t)m->slot_mask + 1) * sizeof *m->slot);
-    return true;
+    m->slot = new_table((size_t)m->count, &m->slot_mask);
+    if (m->token && m->whole && m->bytes && m->slot) return true;
+    return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for a vocabulary of %d tokens", m->count);
 }
 
 static bool add_token(bpe *m, str key, int32_t id, err *e) {
@@ -123,16 +119,14 @@ static bool add_token(bpe *m, str key, int32_t id, err *e) {
     if (n < 0) memcpy(to, key.p, (size_t)(n = (ptrdiff_t)key.n));
     const uint32_t hash = bpe_hash(to, (size_t)n);
     uint32_t slot;
-    if (m->kind[id] != TOKEN_ABSENT) return bad(e, "E-TOK-VOCAB", "two tokens have one id", key);
+    if (m->token[id].kind != TOKEN_ABSENT) return bad(e, "E-TOK-VOCAB", "two tokens have one id", key);
     if (find_hashed(m, (str){ (const char *)to, (size_t)n }, kind, hash, &slot) >= 0)
         return bad(e, "E-TOK-VOCAB", "the vocabulary names a token twice", key);
     if (slot == UINT32_MAX) return bad(e, "E-TOK-VOCAB", "the vocabulary is made to collide", key);
-    m->slot[slot] = (bpe_slot){ hash, id };
-    m->offset[id] = (uint32_t)m->n_bytes;
-    m->length[id] = (uint32_t)n;
-    m->kind[id] = (uint8_t)kind;
+    m->slot[slot] = bpe_tag(hash) | ((uint32_t)id + 1);
+    m->token[id] = (bpe_token){ (uint32_t)m->n_bytes, (uint32_t)n & 0x3FFFFFFF, kind };
     m->n_bytes += (size_t)n;
-    if (kind == TOKEN_PLAIN && m->length[id] > m->longest) m->longest = m->length[id];
+    if (kind == TOKEN_PLAIN && m->token[id].length > m->longest) m->longest = m->token[id].length;
     return true;
 }
 
@@ -169,17 +163,17 @@ static token_kind part_bytes(buf *b, str text) {
     return TOKEN_ODD;
 }
 
-static bool is_token(const bpe *m, int32_t id, str bytes, token_kind kind) {
-    return id < m->n_ids && m->kind[id] == kind && m->length[id] == bytes.n &&
-           memcmp(m->bytes + m->offset[id], bytes.p, bytes.n) == 0;
-}
-
-static bool put_merge(bpe *m, uint32_t left, uint32_t right, uint32_t rank, int32_t id) {
-    uint32_t i = bpe_pair_hash(left, right) & m->merge_mask;
-    for (int k = 0; k < BPE_PROBES; k++, i = (i + 1) & m->merge_mask) {
-        bpe_merge *x = &m->merge[i];
-        if (x->left == UINT32_MAX || (x->left == left && x->right == right))
-            return *x = (bpe_merge){ left, right, { rank, id } }, true;
+/* A pair that is there already takes the later rank, as in HF. */
+static bool put_merge(bpe *m, bpe_merge x) {
+    const uint32_t hash = bpe_pair_hash(x.left, x.right);
+    uint32_t i = hash & m->pair_mask;
+    for (int k = 0; k < BPE_PROBES; k++, i = (i + 1) & m->pair_mask) {
+        const uint32_t s = m->pair[i];
+        bpe_merge *y = s ? &m->merge[bpe_index(s)] : &m->merge[m->merges++];
+        if (s && (y->left != x.left || y->right != x.right)) continue;
+        *y = x;
+        if (!s) m->pair[i] = bpe_tag(hash) | m->merges;
+        return true;
     }
     return false;
 }
@@ -196,11 +190,11 @@ static bool add_merge(builder *b, str left, str right, uint32_t rank) {
     buf_str(&b->both, kind == TOKEN_PLAIN ? buf_view(&b->right) : right);
     const str both = buf_view(&b->both);
     int32_t id = b->guess;
-    if (!is_token(m, id, both, kind)) id = bpe_find(m, both, kind);
+    if (id >= m->n_ids || !bpe_is(m, id, both, kind)) id = bpe_find(m, both, kind);
     if (id < 0) return bad(b->e, "E-TOK-MERGE", "the result of a merge is not in the vocabulary", both);
     b->guess = id + 1;
     if (kind == TOKEN_ODD) return true; /* no text leads to it */
-    return put_merge(m, (uint32_t)l, (uint32_t)r, rank, id) ||
+    return put_merge(m, (bpe_merge){ (uint32_t)l, (uint32_t)r, { rank, id } }) ||
            bad(b->e, "E-TOK-MERGE", "the merges are made to collide", both);
 }
 
@@ -220,10 +214,10 @@ static bool split_merge(const json *v, str *left, str *right) {
 static bool build_merges(bpe *m, const json *list, err *e) {
     if (!json_is(list, JSON_ARRAY))
         return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.merges is missing or no list");
-    m->merge_mask = table_mask(list->n);
-    m->merge = malloc(((size_t)m->merge_mask + 1) * sizeof *m->merge);
-    if (!m->merge) return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for %u merges", list->n);
-    memset(m->merge, 255, ((size_t)m->merge_mask + 1) * sizeof *m->merge);
+    if (list->n > BPE_INDEX_MAX) return fail(e, ERR_INPUT, "E-TOK-MERGE", "tokenizer.json: too many merges");
+    m->merge = malloc(((size_t)list->n + 1) * sizeof *m->merge);
+    m->pair = new_table(list->n, &m->pair_mask);
+    if (!m->merge || !m->pair) return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for %u merges", list->n);
     builder b = { .m = m, .e = e };
     bool ok = true;
     uint32_t rank = 0;
@@ -247,10 +241,10 @@ static bool build_byte_pairs(bpe *m, err *e) {
     m->byte_pair = malloc(65536 * sizeof *m->byte_pair);
     if (!m->byte_pair) return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for the merge table");
     memset(m->byte_pair, 255, 65536 * sizeof *m->byte_pair);
-    for (uint32_t i = 0; i <= m->merge_mask; i++) {
+    for (uint32_t i = 0; i < m->merges; i++) {
         const bpe_merge *x = &m->merge[i];
-        if (x->left == UINT32_MAX || m->length[x->left] != 1 || m->length[x->right] != 1) continue;
-        m->byte_pair[m->bytes[m->offset[x->left]] << 8 | m->bytes[m->offset[x->right]]] = x->result;
+        const bpe_token l = m->token[x->left], r = m->token[x->right];
+        if (l.length == 1 && r.length == 1) m->byte_pair[m->bytes[l.offset] << 8 | m->bytes[r.offset]] = x->result;
     }
     return true;
 }
@@ -286,13 +280,12 @@ bool bpe_build(bpe *m, const json *model, err *e) {
 }
 
 void bpe_free(bpe *m) {
-    free(m->offset);
-    free(m->length);
-    free(m->kind);
+    free(m->token);
     free(m->whole);
     free(m->bytes);
     free(m->slot);
     free(m->merge);
+    free(m->pair);
     free(m->byte_pair);
     memset(m, 0, sizeof *m);
 }

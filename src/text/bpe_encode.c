@@ -49,11 +49,13 @@ static int lowest(const short_word *w) {
 }
 
 static void merge_short(const bpe *m, ids *out, const uint8_t *p, size_t n) {
-    short_word w = { .n = 0 };
-    for (size_t i = 0; i < n; i++) {
-        if (m->byte_id[p[i]] < 0) continue;
+    short_word w;
+    w.n = 0;
+    for (size_t i = 0, last = 0; i < n; i++) {
+        if (UNLIKELY(m->byte_id[p[i]] < 0)) continue;
         w.id[w.n] = (uint32_t)m->byte_id[p[i]];
-        if (w.n) set_pair(&w, w.n - 1, bpe_pair(m, w.id[w.n - 1], w.id[w.n]));
+        if (w.n) set_pair(&w, w.n - 1, m->byte_pair[last << 8 | p[i]]);
+        last = p[i];
         w.n++;
     }
     while (w.n > 1) {
@@ -172,13 +174,10 @@ static bool encode_token(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *
 }
 
 static int32_t find_token(const bpe *m, const uint8_t *p, size_t n, uint32_t hash) {
-    for (uint32_t i = hash & m->slot_mask;; i = (i + 1) & m->slot_mask) {
-        const bpe_slot x = m->slot[i];
-        if (x.id < 0) return -1;
-        if (x.hash == hash && m->length[x.id] == n && m->kind[x.id] == TOKEN_PLAIN &&
-            memcmp(m->bytes + m->offset[x.id], p, n) == 0)
-            return x.id;
-    }
+    for (uint32_t i = hash & m->slot_mask, s; (s = m->slot[i]) != 0; i = (i + 1) & m->slot_mask)
+        if (bpe_tag_is(s, hash) && bpe_is(m, (int32_t)bpe_index(s), (str){ (const char *)p, n }, TOKEN_PLAIN))
+            return (int32_t)bpe_index(s);
+    return -1;
 }
 
 void bpe_encode(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *p, size_t n) {

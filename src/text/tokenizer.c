@@ -97,7 +97,7 @@ static const added_token *added_of(const tokenizer *t, int32_t id) {
 }
 
 static bool in_model(const tokenizer *t, int32_t id) {
-    return id >= 0 && id < t->model.n_ids && t->model.kind[id] != TOKEN_ABSENT;
+    return id >= 0 && id < t->model.n_ids && t->model.token[id].kind != TOKEN_ABSENT;
 }
 
 int tokenizer_vocab(const tokenizer *t) { return t->vocab; }
@@ -105,7 +105,7 @@ int tokenizer_vocab(const tokenizer *t) { return t->vocab; }
 str tokenizer_bytes(const tokenizer *t, int32_t id) {
     const added_token *a = added_of(t, id);
     if (a) return a->bytes;
-    return in_model(t, id) ? bpe_token(&t->model, id) : STR("");
+    return in_model(t, id) ? bpe_bytes(&t->model, id) : STR("");
 }
 
 bool tokenizer_is_special(const tokenizer *t, int32_t id) {

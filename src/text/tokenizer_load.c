@@ -107,8 +107,8 @@ static bool add_token(loader *l, added_token a, int64_t id) {
     if (id != expected)
         return fail(l->e, ERR_INPUT, "E-TOK-ADDED", "added token \"" STR_FMT "\" has id %lld where %d follows",
                     STR_ARG(a.content), (long long)id, expected);
-    if (expected < t->model.n_ids && t->model.kind[expected] != TOKEN_ABSENT &&
-        !str_eq(bpe_token(&t->model, expected), a.bytes))
+    if (expected < t->model.n_ids && t->model.token[expected].kind != TOKEN_ABSENT &&
+        !str_eq(bpe_bytes(&t->model, expected), a.bytes))
         return bad_added(l->e, a.content, "its id belongs to another token");
     a.id = expected;
     l->highest = a.id > l->highest ? a.id : l->highest;
