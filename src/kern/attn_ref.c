@@ -10,8 +10,8 @@ static float same(float f) { return f; }
 
 /* s[0..n) scores in, p out. */
 static void softmax_tile(float *max, float *sum, float *s, int n) {
-    float top = s[0], lane[32] = { 0 };
-    for (int j = 1; j < n; j++)
+    float top = -INFINITY, lane[32] = { 0 };
+    for (int j = 0; j < n; j++)
         if (s[j] > top || isnan(s[j])) top = s[j]; /* once NaN nothing is larger: it stays NaN */
     top = top + 0.0f;                              /* a maximum of zero is +0, in whatever order it was found */
     for (int j = 0; j < n; j++) {

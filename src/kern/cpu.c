@@ -1,5 +1,5 @@
 /* What this CPU and this kernel of the operating system let us use. */
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -8,7 +8,6 @@
 #include "kern/kern_isa.h"
 
 static char cpu_name[64];
-static pthread_once_t name_once = PTHREAD_ONCE_INIT;
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -84,9 +83,9 @@ static const struct {
     unsigned implementer, part;
     const char *name;
 } cores[] = {
-    { 0x41, 0xd08, "ARM Cortex-A72" },   { 0x41, 0xd0b, "ARM Cortex-A76" },  { 0x41, 0xd0c, "ARM Neoverse-N1" },
-    { 0x41, 0xd40, "ARM Neoverse-V1" },  { 0x41, 0xd49, "ARM Neoverse-N2" }, { 0x41, 0xd4f, "ARM Neoverse-V2" },
-    { 0x41, 0xd83, "ARM Neoverse-V3" },  { 0x41, 0xd85, "ARM Cortex-X925" }, { 0x41, 0xd87, "ARM Cortex-A725" },
+    { 0x41, 0xd08, "ARM Cortex-A72" },  { 0x41, 0xd0b, "ARM Cortex-A76" },  { 0x41, 0xd0c, "ARM Neoverse-N1" },
+    { 0x41, 0xd40, "ARM Neoverse-V1" }, { 0x41, 0xd49, "ARM Neoverse-N2" }, { 0x41, 0xd4f, "ARM Neoverse-V2" },
+    { 0x41, 0xd83, "ARM Neoverse-V3" }, { 0x41, 0xd85, "ARM Cortex-X925" }, { 0x41, 0xd87, "ARM Cortex-A725" },
     { 0xc0, 0xac3, "Ampere-1" },
 };
 
@@ -121,6 +120,15 @@ static void find_name(void) { snprintf(cpu_name, sizeof cpu_name, "unknown CPU")
 #endif
 
 const char *kern_cpu_name(void) {
-    pthread_once(&name_once, find_name);
+    enum { UNKNOWN, BUSY, READY };
+    static atomic_int state;
+    int now = UNKNOWN;
+    if (atomic_compare_exchange_strong(&state, &now, BUSY)) {
+        find_name();
+        atomic_store(&state, READY);
+    }
+    while (atomic_load(&state) != READY) {
+        /* another thread is writing the name */
+    }
     return cpu_name;
 }

@@ -21,18 +21,18 @@ typedef struct kern {
 
     /* ---- rows ---- */
     void (*bf16_to_f32)(float *y, const uint16_t *x, int64_t n);
-    void (*f32_to_bf16)(uint16_t *y, const float *x, int64_t n);        /* RNE */
+    void (*f32_to_bf16)(uint16_t *y, const float *x, int64_t n); /* RNE */
     /* ss = dot32(x, x); r = 1 / sqrt(ss / n + eps); y = (x * r) * w. y may be x. */
     void (*rmsnorm)(float *y, const float *x, const float *w, int n, float eps);
     /* r as in rmsnorm; y = ((x * r) * w) * silu(z). y may be x. */
     void (*gated_norm)(float *y, const float *x, const float *z, const float *w, int n, float eps);
     /* r = 1 / sqrt(dot32(x, x) + eps); y = (x * r) * scale. y may be x. */
     void (*l2norm)(float *y, const float *x, int n, float eps, float scale);
-    void (*silu_mul)(float *y, const float *g, const float *u, int64_t n);     /* y = silu(g) * u; y may be g or u */
-    void (*sigmoid_mul)(float *y, const float *x, const float *g, int64_t n);  /* y = x * sigmoid(g); y may be x */
-    void (*add)(float *y, const float *x, int64_t n);                          /* y = y + x */
-    void (*fma_scale)(float *y, float a, const float *x, int64_t n);           /* y = fma(a, x, y) */
-    void (*exp)(float *y, const float *x, int64_t n);                          /* num_exp elementwise; y may be x */
+    void (*silu_mul)(float *y, const float *g, const float *u, int64_t n);    /* y = silu(g) * u; y may be g or u */
+    void (*sigmoid_mul)(float *y, const float *x, const float *g, int64_t n); /* y = x * sigmoid(g); y may be x */
+    void (*add)(float *y, const float *x, int64_t n);                         /* y = y + x */
+    void (*fma_scale)(float *y, float a, const float *x, int64_t n);          /* y = fma(a, x, y) */
+    void (*exp)(float *y, const float *x, int64_t n);                         /* num_exp elementwise; y may be x */
     /* Index of the largest, lowest index on ties, NaN below everything; -1 only for n == 0. */
     int64_t (*argmax)(const float *x, int64_t n);
     /* Count of NaN or Inf. */
@@ -45,8 +45,8 @@ typedef struct kern {
      *   s = S * decay;  m = +0, i ascending: m = fma(s[i], k[i], m);  d = beta * (v - m);
      *   S[i] = fma(k[i], d, s[i]);  o = +0, i ascending: o = fma(S[i], q[i], o).
      * o NULL: only the state is advanced (committing pending rows). */
-    void (*gdn_step)(float *o, float *S, int64_t ld, const float *q, const float *k, const float *v,
-                     float beta, float decay, int dk, int cols);
+    void (*gdn_step)(float *o, float *S, int64_t ld, const float *q, const float *k, const float *v, float beta,
+                     float decay, int dk, int cols);
 
     /* ---- attention: one tile of up to 64 consecutive positions, G query heads that share a KV head ----
      * s[j] = dot32(q, k[j]) * scale; max = max over j < n; p[j] = exp(s[j] - max);
@@ -54,20 +54,20 @@ typedef struct kern {
      * o[d] = +0, j ascending: o = fma(p[j], v[j][d], o).
      * q [G, D], o [G, D], max [G], sum [G]; k, v: n rows at element stride `ld`, float32 or BF16 (upcast exactly).
      * A NaN score makes that head's max, sum and o NaN. */
-    void (*attn_tile_f32)(float *o, float *max, float *sum, const float *q, const float *k, const float *v,
-                          int64_t ld, int n, int G, int D, float scale);
+    void (*attn_tile_f32)(float *o, float *max, float *sum, const float *q, const float *k, const float *v, int64_t ld,
+                          int n, int G, int D, float scale);
     void (*attn_tile_bf16)(float *o, float *max, float *sum, const float *q, const uint16_t *k, const uint16_t *v,
                            int64_t ld, int n, int G, int D, float scale);
     /* Merge a tile into a running (O, M, L), one head: M2 = max(M, max); a = exp(M - M2); b = exp(max - M2);
      * L = fma(L, a, sum * b); O[d] = fma(O[d], a, o[d] * b); M = M2. */
     void (*attn_merge)(float *O, float *M, float *L, const float *o, float max, float sum, int D);
-    void (*scale_div)(float *y, const float *x, float d, int64_t n);           /* y = x / d; y may be x */
+    void (*scale_div)(float *y, const float *x, float d, int64_t n); /* y = x / d; y may be x */
 } kern;
 
 /* Fill the table for the best level the CPU has that is <= cap (ISA_COUNT = no cap; a cap of another
  * architecture falls back to ISA_REF). */
 void kern_init(kern *k, kern_isa cap);
-bool kern_isa_supported(kern_isa isa);  /* by this CPU and OS */
+bool kern_isa_supported(kern_isa isa); /* by this CPU and OS */
 const char *kern_isa_name(kern_isa isa);
 bool kern_isa_parse(kern_isa *out, const char *name); /* "ref" "avx2" "avx512" "amx" "neon" */
 /* Human CPU model name ("Intel Xeon ..."), static storage. */

@@ -39,7 +39,9 @@ static inline void v_store_n(float *p, vf v, int n) { _mm512_mask_storeu_ps(p, f
 static inline vf widen_bf16(__m256i h) { return as_float(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 static inline vf v_bf16(const uint16_t *p) { return widen_bf16(_mm256_loadu_si256((const __m256i *)(const void *)p)); }
 static inline vf v_bf16_n(const uint16_t *p, int n) { return widen_bf16(_mm256_maskz_loadu_epi16(first(n), p)); }
-static inline vf v_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)); }
+static inline vf v_f16(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
 static inline vf v_f16_n(const uint16_t *p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
 
 static inline __m256i narrow_bf16(vf v) {
@@ -74,7 +76,8 @@ static inline vf v_tree(const vf *t) {
     vf u[8], w[4], z[2];
     for (int i = 0; i < 4; i++) {
         u[i] = v_add(_mm512_shuffle_f32x4(t[i], t[i + 4], 0x44), _mm512_shuffle_f32x4(t[i], t[i + 4], 0xee));
-        u[i + 4] = v_add(_mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x44), _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xee));
+        u[i + 4] =
+            v_add(_mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x44), _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xee));
     }
     for (int i = 0; i < 4; i++)
         w[i] = v_add(_mm512_shuffle_f32x4(u[i], u[i + 4], 0x88), _mm512_shuffle_f32x4(u[i], u[i + 4], 0xdd));

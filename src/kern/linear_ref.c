@@ -7,15 +7,15 @@
 
 static float same(float f) { return f; }
 
-#define GEMM(name, type, upcast)                                                                           \
+#define GEMM(name, type, upcast)                                                                               \
     static void name(float *y, int64_t ldy, const float *x, int64_t ldx, const type *w, int M, int N, int K) { \
-        for (int64_t m = 0; m < M; m++)                                                                    \
-            for (int64_t n = 0; n < N; n++) {                                                              \
-                float lane[32] = { 0 };                                                                    \
-                for (int64_t i = 0; i < K; i++)                                                            \
-                    lane[i % 32] = fmaf(x[m * ldx + i], upcast(w[n * K + i]), lane[i % 32]);               \
-                y[m * ldy + n] = tree32(lane);                                                             \
-            }                                                                                              \
+        for (int64_t m = 0; m < M; m++)                                                                        \
+            for (int64_t n = 0; n < N; n++) {                                                                  \
+                float lane[32] = { 0 };                                                                        \
+                for (int64_t i = 0; i < K; i++)                                                                \
+                    lane[i % 32] = fmaf(x[m * ldx + i], upcast(w[n * K + i]), lane[i % 32]);                   \
+                y[m * ldy + n] = tree32(lane);                                                                 \
+            }                                                                                                  \
     }
 
 GEMM(gemm_bf16, uint16_t, bf16_to_f32)

@@ -5,8 +5,21 @@
 #include "base/str.h"
 
 typedef enum dtype {
-    DT_BOOL, DT_U8, DT_I8, DT_I16, DT_U16, DT_I32, DT_U32, DT_I64, DT_U64,
-    DT_F8_E4M3, DT_F8_E5M2, DT_F16, DT_BF16, DT_F32, DT_F64,
+    DT_BOOL,
+    DT_U8,
+    DT_I8,
+    DT_I16,
+    DT_U16,
+    DT_I32,
+    DT_U32,
+    DT_I64,
+    DT_U64,
+    DT_F8_E4M3,
+    DT_F8_E5M2,
+    DT_F16,
+    DT_BF16,
+    DT_F32,
+    DT_F64,
     DT_COUNT
 } dtype;
 

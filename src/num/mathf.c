@@ -8,7 +8,7 @@ float num_silu(float x) { return num_silu_inline(x); }
 float num_softplus(float x) { return x > 20.0f ? x : num_log1p(num_exp(x)); }
 
 /* (log1p(f) - f + f^2 / 2) / f^3 on [-0.25, 0.5], lowest power first. */
-static const float log_c[9] = { 0x1.55555ap-2f,  -0x1.00007p-2f,  0x1.999752p-3f,  -0x1.551b1ep-3f, 0x1.2470cep-3f,
+static const float log_c[9] = { 0x1.55555ap-2f,  -0x1.00007p-2f, 0x1.999752p-3f,  -0x1.551b1ep-3f, 0x1.2470cep-3f,
                                 -0x1.04ded0p-3f, 0x1.de9ba6p-4f, -0x1.701a30p-4f, 0x1.280838p-5f };
 
 static float log1p_poly(float f) {
@@ -38,7 +38,8 @@ float num_log1p(float x) {
 }
 
 /* pi/2 in five parts: four of 22 bits, whose products with |n| < 2^31 are exact in double, and the rest. */
-static const double pio2[5] = { 0x1.921fb00000000p+0, 0x1.5110b00000000p-22, 0x1.1846980000000p-44, 0x1.3198a00000000p-69, 0x1.701b839a25205p-92 };
+static const double pio2[5] = { 0x1.921fb00000000p+0, 0x1.5110b00000000p-22, 0x1.1846980000000p-44,
+                                0x1.3198a00000000p-69, 0x1.701b839a25205p-92 };
 #define TWO_OVER_PI 0x1.45f306dc9c883p-1
 
 /* a + b = s + e exactly. */
@@ -61,7 +62,7 @@ static double reduce(double x, double n, double *lo) {
 }
 
 void num_sincos(double x, float *sin_out, float *cos_out) {
-    if (!(x >= -0x1p31 && x <= 0x1p31)) {
+    if (!(fabs(x) <= 2147483648.0)) {
         *sin_out = *cos_out = NAN;
         return;
     }

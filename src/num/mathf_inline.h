@@ -11,7 +11,7 @@
 
 /* exp: clamps beyond which the result is inf or rounds to +0 whatever the argument. */
 #define NUM_EXP_MAX 89.0f
-#define NUM_EXP_MIN -104.0f
+#define NUM_EXP_MIN (-104.0f)
 #define NUM_LOG2E 0x1.715476p+0f
 /* 1.5 * 2^23: adding it rounds to an integer (nearest even), whose low bits then sit in the significand. */
 #define NUM_ROUND_MAGIC 0x1.8p+23f

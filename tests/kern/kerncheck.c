@@ -69,7 +69,18 @@ static void *take(testcase *t, size_t bytes) {
 
 /* Element kinds of an operand. The last four bytes of a row of floats are an element like any other. */
 enum { F32, BF16, F16 };
-enum { FILL_NORMAL, FILL_BITS, FILL_DENORMAL, FILL_HUGE, FILL_TIES, FILL_SPRINKLE, FILL_NEG_ZERO, FILL_EXP, FILL_ZEROS, FILL_COUNT };
+enum {
+    FILL_NORMAL,
+    FILL_BITS,
+    FILL_DENORMAL,
+    FILL_HUGE,
+    FILL_TIES,
+    FILL_SPRINKLE,
+    FILL_NEG_ZERO,
+    FILL_EXP,
+    FILL_ZEROS,
+    FILL_COUNT
+};
 
 static float bits(uint32_t u) {
     float f;
@@ -158,9 +169,9 @@ static void gemm_shape(testcase *t, int step, int kind) {
 static void gemm_bf16_shape(testcase *t, int step) { gemm_shape(t, step, BF16); }
 static void gemm_f16_shape(testcase *t, int step) { gemm_shape(t, step, F16); }
 static void gemm_f32_shape(testcase *t, int step) { gemm_shape(t, step, F32); }
-#define GEMM_CALL(name, type)                                                                                     \
-    static void name##_call(const kern *k, testcase *t) {                                                         \
-        k->name(OUT(0, float), t->e, IN(0, float), t->d, IN(1, type), (int)t->a, (int)t->b, (int)t->c);           \
+#define GEMM_CALL(name, type)                                                                           \
+    static void name##_call(const kern *k, testcase *t) {                                               \
+        k->name(OUT(0, float), t->e, IN(0, float), t->d, IN(1, type), (int)t->a, (int)t->b, (int)t->c); \
     }
 GEMM_CALL(gemm_bf16, uint16_t)
 GEMM_CALL(gemm_f16, uint16_t)
@@ -203,7 +214,9 @@ static void row2_shape(testcase *t, int step) { row_shape(t, step, 2); }
 static void row3_shape(testcase *t, int step) { row_shape(t, step, 3); }
 #define ROW_X (t->flag ? OUT(0, float) : IN(0, float))
 
-static void rmsnorm_call(const kern *k, testcase *t) { k->rmsnorm(OUT(0, float), ROW_X, IN(1, float), (int)t->a, t->s1); }
+static void rmsnorm_call(const kern *k, testcase *t) {
+    k->rmsnorm(OUT(0, float), ROW_X, IN(1, float), (int)t->a, t->s1);
+}
 static void gated_norm_call(const kern *k, testcase *t) {
     k->gated_norm(OUT(0, float), ROW_X, IN(1, float), IN(2, float), (int)t->a, t->s1);
 }
@@ -280,10 +293,10 @@ static void attn_shape(testcase *t, int step, int kind) {
 }
 static void attn_f32_shape(testcase *t, int step) { attn_shape(t, step, F32); }
 static void attn_bf16_shape(testcase *t, int step) { attn_shape(t, step, BF16); }
-#define ATTN_CALL(name, type)                                                                                      \
-    static void name##_call(const kern *k, testcase *t) {                                                          \
+#define ATTN_CALL(name, type)                                                                                         \
+    static void name##_call(const kern *k, testcase *t) {                                                             \
         k->name(OUT(0, float), OUT(1, float), OUT(2, float), IN(0, float), IN(1, type), IN(2, type), t->d, (int)t->a, \
-                (int)t->b, (int)t->c, t->s1);                                                                      \
+                (int)t->b, (int)t->c, t->s1);                                                                         \
     }
 ATTN_CALL(attn_tile_f32, float)
 ATTN_CALL(attn_tile_bf16, uint16_t)
@@ -337,8 +350,9 @@ static void case_make(testcase *t, const member *m, int step, int fill) {
     memset(t, 0, sizeof *t);
     t->fill = fill;
     m->shape(t, step);
-    snprintf(t->text, sizeof t->text, "step %d fill %d shape %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " flag %d",
-             step, fill, t->a, t->b, t->c, t->d, t->e, t->flag);
+    snprintf(t->text, sizeof t->text,
+             "step %d fill %d shape %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " flag %d", step, fill,
+             t->a, t->b, t->c, t->d, t->e, t->flag);
 }
 static void case_free(testcase *t) {
     for (int i = 0; i < t->n_out; i++) free(t->before[i]), free(t->want[i]);
@@ -371,7 +385,8 @@ static bool case_equal(const testcase *t, const member *m, const char *who) {
         const size_t w = m->out_kind == BF16 ? 2 : 4;
         memcpy(&want, t->want[i] + w * (size_t)at, w);
         memcpy(&got, t->out[i].p + w * (size_t)at, w);
-        printf("%s %s: output %d element %" PRId64 ": want %08x got %08x (%s)\n", m->name, who, i, at, want, got, t->text);
+        printf("%s %s: output %d element %" PRId64 ": want %08x got %08x (%s)\n", m->name, who, i, at, want, got,
+               t->text);
         return false;
     }
     return true;
@@ -564,13 +579,20 @@ int main(int argc, char **argv) {
     int rounds = 2;
     for (int i = 1; i < argc; i++) {
         const char *next = i + 1 < argc ? argv[i + 1] : "";
-        if (strcmp(argv[i], "--seed") == 0) seed = strtoull(next, NULL, 0), i++;
-        else if (strcmp(argv[i], "--only") == 0) only = next, i++;
-        else if (strcmp(argv[i], "--rounds") == 0) rounds = atoi(next), i++;
-        else if (strcmp(argv[i], "--bench") == 0) bench = true;
-        else if (strcmp(argv[i], "--fault") == 0) fault = true;
-        else if (strcmp(argv[i], "--freeze") == 0) freeze = true;
-        else return fprintf(stderr, "usage: kerncheck [--seed N] [--only MEMBER] [--rounds N] [--bench] [--fault]\n"), 2;
+        if (strcmp(argv[i], "--seed") == 0)
+            seed = strtoull(next, NULL, 0), i++;
+        else if (strcmp(argv[i], "--only") == 0)
+            only = next, i++;
+        else if (strcmp(argv[i], "--rounds") == 0)
+            rounds = atoi(next), i++;
+        else if (strcmp(argv[i], "--bench") == 0)
+            bench = true;
+        else if (strcmp(argv[i], "--fault") == 0)
+            fault = true;
+        else if (strcmp(argv[i], "--freeze") == 0)
+            freeze = true;
+        else
+            return fprintf(stderr, "usage: kerncheck [--seed N] [--only MEMBER] [--rounds N] [--bench] [--fault]\n"), 2;
     }
     guard_init();
     levels_init();
@@ -579,8 +601,10 @@ int main(int argc, char **argv) {
     rng_state = seed;
     for (size_t i = 0; i < ARRAY_LEN(members); i++) {
         if (only && strcmp(only, members[i].name) != 0) continue;
-        if (bench) bench_member(&members[i]);
-        else check_member(&members[i], rounds < 1 ? 1 : rounds, fault);
+        if (bench)
+            bench_member(&members[i]);
+        else
+            check_member(&members[i], rounds < 1 ? 1 : rounds, fault);
         fflush(stdout);
     }
     if (!bench && !only) {
