@@ -494,6 +494,15 @@ static size_t peak_kb(void) {
     return (size_t)u.ru_maxrss;
 }
 
+static bool own_memory(void) {
+    const char *runner = getenv("RUNNER");
+#ifdef __SANITIZE_ADDRESS__
+    return false;
+#else
+    return !runner || !*runner;
+#endif
+}
+
 /* 124,615 tensors, 31 MB of JSON, three files of up to 10 GB with nothing in them. */
 static void test_full_size(void **state) {
     (void)state;
@@ -506,9 +515,14 @@ static void test_full_size(void **state) {
     if (!ckpt_open(&c, dir, &e)) fail_msg("%s: %s", e.id, e.msg);
     const size_t extra = peak_kb() - before;
     print_message("%d tensors, %zu MB more at the peak\n", c.tensor_count, extra / 1000);
-#ifndef __SANITIZE_ADDRESS__
-    assert_true(extra < 150 * 1000);
-#endif
+    size_t held = c.mem.total; /* what stays after opening, wherever the test runs */
+    for (int i = 0; i < c.shard_count; i++) held += c.shards[i].mem.total;
+    assert_true(held < 50 * 1000 * 1000);
+    /* The peak only where it is ours: sanitizers keep freed memory, an emulator has a table of every mapped page. */
+    if (!own_memory())
+        print_message("(peak not judged)\n");
+    else
+        assert_true(extra < 150 * 1000);
     assert_int_equal(c.tensor_count, 124615);
     assert_int_equal(c.shard_count, 3);
     int quantized = 0, scalars = 0;
