@@ -189,18 +189,29 @@ static bool read_line(const char *path, char *line, size_t size) {
     return ok;
 }
 
+/* The number at the start of a file's first line, -1 when there is none ("max"). */
+static double read_number(const char *path, char **rest, char *line, size_t size) {
+    if (!read_line(path, line, size)) return -1;
+    char *end;
+    const double v = strtod(line, &end);
+    if (rest) *rest = end;
+    return end > line && isfinite(v) ? v : -1;
+}
+
 /* CPUs that the quota of one cgroup folder allows (v2 file, then v1), INFINITY when it sets none. */
 static double quota_of(const char *dir) {
-    char path[1400], line[128];
-    double quota, period;
-    snprintf(path, sizeof path, "%s/cpu.max", dir);
-    if (read_line(path, line, sizeof line)) /* "max 100000" has no number in front */
-        return sscanf(line, "%lf %lf", &quota, &period) == 2 && quota > 0 && period > 0 ? quota / period : INFINITY;
-    snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", dir);
-    if (!read_line(path, line, sizeof line) || sscanf(line, "%lf", &quota) != 1 || quota <= 0) return INFINITY;
-    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir);
-    if (!read_line(path, line, sizeof line) || sscanf(line, "%lf", &period) != 1 || period <= 0) return INFINITY;
-    return quota / period;
+    char path[1400], line[128], *rest;
+    snprintf(path, sizeof path, "%s/cpu.max", dir); /* "150000 100000" or "max 100000" */
+    double quota = read_number(path, &rest, line, sizeof line), period;
+    if (quota > 0) {
+        period = strtod(rest, NULL);
+    } else {
+        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", dir);
+        quota = read_number(path, NULL, line, sizeof line);
+        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir);
+        period = read_number(path, NULL, line, sizeof line);
+    }
+    return quota > 0 && period > 0 ? quota / period : INFINITY;
 }
 
 /* The least quota from `root`/`group` up to `root`: an ancestor's limit binds its children. A path that this mount

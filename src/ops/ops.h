@@ -8,7 +8,8 @@
  * them. Structs (spans, views, descriptors) are host memory, read during the call. Float matrices are row-major,
  * contiguous. Outputs do not overlap inputs unless said. No op reads a value back to decide its control flow. Ops
  * are issued in order by one owner thread; results are valid on the host after sync.
- * Determinism: a row's result does not depend on the other rows of the call, on threads or on the backend. */
+ * Determinism: a row's result does not depend on the other rows of the call, on threads or on the backend.
+ * Misuse (a shape that does not fit, a span outside its buffers) is a bug and ends in CHECK. */
 #ifndef NIBBLE_OPS_H
 #define NIBBLE_OPS_H
 
@@ -22,35 +23,38 @@ typedef struct experts experts; /* prepared routed experts of one layer */
 
 typedef struct linear_desc {
     const char *name;
-    dtype type;            /* DT_BF16, DT_F16 or DT_F32 (quantized formats join here) */
-    int rows, cols;        /* N, K */
-    const void *data;      /* [N, K]; used in place on CPUs: must outlive the handle */
+    dtype type;       /* DT_BF16, DT_F16 or DT_F32 (quantized formats join here) */
+    int rows, cols;   /* N, K */
+    const void *data; /* [N, K], aligned to its element; used in place on CPUs: must outlive the handle */
 } linear_desc;
 
 typedef struct experts_desc {
     const char *name;
     dtype type;
     int count, inter, hidden;
-    const void *const *gate, *const *up, *const *down; /* [count] each: [inter,hidden], [inter,hidden], [hidden,inter] */
+    const void *const *gate, *const *up,
+                                 *const *down; /* [count] each: [inter,hidden], [inter,hidden], [hidden,inter] */
 } experts_desc;
 
-/* Consecutive rows of the batch that belong to one sequence. */
+/* Consecutive rows of the batch that belong to one sequence. conv and gdn take a slot at most once per call, because
+ * what a later span commits is known only after this call; rows may be 0 (commit only). */
 typedef struct ops_span {
-    int slot;        /* the sequence's place in KV and state buffers */
-    int row0, rows;  /* rows of the batch */
-    int pos0;        /* absolute position (and KV slot) of its first row; rows are consecutive */
-    int commit;      /* pending GDN/conv rows (from the last tentative span) to apply before these rows */
-    bool tentative;  /* rows are kept pending instead of applied to the stored state (verification) */
+    int slot;       /* the sequence's place in KV and state buffers */
+    int row0, rows; /* rows of the batch */
+    int pos0;       /* absolute position (and KV slot) of its first row; rows are consecutive */
+    int commit;     /* pending GDN/conv rows (from the last tentative span) to apply before these rows; the pending
+                      * rows behind them are dropped */
+    bool tentative; /* rows are kept pending instead of applied to the stored state (verification) */
 } ops_span;
 
 enum { OPS_MAX_PENDING = 8 };
 
 /* KV of one layer: k and v are [slot][position][kv_head][dim]. */
 typedef struct ops_kv {
-    dtype type;               /* DT_F32 or DT_BF16 */
-    void *k, *v;              /* device */
+    dtype type;  /* DT_F32 or DT_BF16 */
+    void *k, *v; /* device */
     int kv_heads, dim;
-    int capacity;             /* positions per slot */
+    int capacity; /* positions per slot */
 } ops_kv;
 
 /* Conv window of one GDN layer: window [slot][taps - 1][channels] (oldest first), pending
@@ -71,39 +75,40 @@ typedef struct ops_gdn {
 /* Rotary table: cos, sin [positions][half] already multiplied by the attention factor; axis [half] picks which of a
  * row's three positions a frequency uses (text rows carry the same value thrice). */
 typedef struct ops_rope {
-    const float *cos, *sin;   /* device */
-    const uint8_t *axis;      /* device [half] */
-    int half;                 /* rotary_dim / 2; pairs (i, i + half) of the head's first 2*half elements */
+    const float *cos, *sin; /* device */
+    const uint8_t *axis;    /* device [half] */
+    int half;               /* rotary_dim / 2; pairs (i, i + half) of the head's first 2*half elements */
 } ops_rope;
 
 struct ops {
-    const char *device;       /* "ref", "cpu" ... */
+    const char *device; /* "ref", "cpu" ... */
     const char *isa;
     int threads;
     void *self;
 
     /* ---- memory ---- */
-    bool (*mem_new)(ops *o, void **out, size_t bytes, err *e);   /* zeroed, 64-byte aligned; E-MACHINE-MEMORY */
+    bool (*mem_new)(ops *o, void **out, size_t bytes, err *e); /* zeroed, 64-byte aligned; E-MACHINE-MEMORY */
     void (*mem_free)(ops *o, void *p);
     void (*upload)(ops *o, void *dst, const void *src, size_t bytes);
     void (*download)(ops *o, void *dst, const void *src, size_t bytes); /* waits for earlier ops */
     void (*fill_zero)(ops *o, void *dst, size_t bytes);
-    void (*copy)(ops *o, void *dst, const void *src, size_t bytes);     /* device to device */
+    void (*copy)(ops *o, void *dst, const void *src, size_t bytes); /* device to device */
     bool (*linear_new)(ops *o, linear **out, const linear_desc *d, err *e);
     void (*linear_free)(ops *o, linear *w);
     bool (*experts_new)(ops *o, experts **out, const experts_desc *d, err *e);
     void (*experts_free)(ops *o, experts *x);
-    bool (*sync)(ops *o, err *e);   /* wait; the first error of the step surfaces here */
-    void (*close)(ops *o);          /* frees `o` itself */
+    bool (*sync)(ops *o, err *e); /* wait; the first error of the step surfaces here */
+    void (*close)(ops *o);        /* frees `o` itself */
 
     /* ---- rows ---- */
     /* y[r] = row ids[r] of table (upcast); an id outside [0, N) gives a row of zeros. */
     void (*embed)(ops *o, float *y, const linear *table, const int32_t *ids, int rows);
-    /* y [rows, n] = rmsnorm of each row with w [n] (1 + w already added); y may be x. x rows at stride ldx >= n. */
+    /* y [rows, n] = rmsnorm of each row with w [n] (1 + w already added); x rows at stride ldx >= n. y may be x when
+     * ldx == n. */
     void (*rmsnorm)(ops *o, float *y, const float *x, int64_t ldx, const float *w, int rows, int n, float eps);
     /* y [rows, N] = x [rows, K] W^T, rows of y at stride ldy (>= N), of x at stride ldx (>= K). */
     void (*linear)(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
-    void (*add)(ops *o, float *y, const float *x, int64_t n);                    /* y += x */
+    void (*add)(ops *o, float *y, const float *x, int64_t n);                      /* y += x */
     void (*silu_mul)(ops *o, float *y, const float *g, const float *u, int64_t n); /* y = silu(g) * u; y may be g */
     /* y[r] = x[index[r]], rows of n floats; index is device. */
     void (*gather_rows)(ops *o, float *y, const float *x, const int32_t *index, int rows, int n);
@@ -116,21 +121,23 @@ struct ops {
      * else the window advances. u, c [rows, channels]; w [channels, taps]. */
     void (*conv)(ops *o, float *c, const float *u, const float *w, ops_conv *st, const ops_span *spans, int n_spans);
     /* c [rows, 2*k_heads*k_dim + v_heads*v_dim] (q | k | v after conv); a, b [rows, v_heads]; neg_a, dt_bias [v_heads].
-     * q = l2norm(q, 1e-6, k_dim^-0.5), k = l2norm(k, 1e-6, 1) per key head; beta = sigmoid(b);
+     * q = l2norm(q, 1e-6, fl32(1 / sqrt(k_dim))), k = l2norm(k, 1e-6, 1) per key head; beta = sigmoid(b);
      * decay = exp(neg_a * softplus(a + dt_bias)). Then per span: commit pending rows into S, then step the rows
      * (value head h uses key head h / (v_heads / k_heads)) -> out [rows, v_heads * v_dim]. Tentative spans leave S as
      * after the commits and store k, v, beta, decay as pending (at most OPS_MAX_PENDING rows). */
     void (*gdn)(ops *o, float *out, const float *c, const float *a, const float *b, const float *neg_a,
                 const float *dt_bias, ops_gdn *st, const ops_span *spans, int n_spans);
     /* y = gated_norm per head: y, x, z [rows, heads * dim], w [dim]; y may be x. */
-    void (*gated_norm)(ops *o, float *y, const float *x, const float *z, const float *w, int rows, int heads, int dim, float eps);
+    void (*gated_norm)(ops *o, float *y, const float *x, const float *z, const float *w, int rows, int heads, int dim,
+                       float eps);
 
     /* ---- attention ---- */
     /* q_out [rows, heads * dim] = rope(rmsnorm(query part of qg)); k [rows, kv_heads * dim] likewise in place.
      * qg [rows, heads * dim * (gated ? 2 : 1)]: head h owns [query dim | gate dim] when gated. pos3 [rows, 3] device:
      * angle of frequency i at table row pos3[r][axis[i]]; x' = fma(x1, cos, -(x2 * sin)), y' = fma(x2, cos, x1 * sin). */
     void (*qk_rope)(ops *o, float *q_out, float *k, const float *qg, const float *q_norm, const float *k_norm,
-                    const int32_t *pos3, const ops_rope *rope, int rows, int heads, int kv_heads, int dim, bool gated, float eps);
+                    const int32_t *pos3, const ops_rope *rope, int rows, int heads, int kv_heads, int dim, bool gated,
+                    float eps);
     /* Store k, v [rows, kv_heads * dim] at each row's position. */
     void (*kv_append)(ops *o, ops_kv *kv, const float *k, const float *v, const ops_span *spans, int n_spans);
     /* y [rows, heads * dim] = softmax(scale q k^T) v over positions 0..pos of the row, in tiles of 64 absolute positions
@@ -144,36 +151,74 @@ struct ops {
     void (*route)(ops *o, int32_t *idx, float *wt, const float *logits, int rows, int n_experts, int k);
     /* y [rows, hidden] = +0, then over the row's experts in increasing index:
      * y = fma(wt, down(silu(gate x) * up x), y). */
-    void (*moe)(ops *o, float *y, const float *x, const experts *ex, const int32_t *idx, const float *wt, int rows, int k);
+    void (*moe)(ops *o, float *y, const float *x, const experts *ex, const int32_t *idx, const float *wt, int rows,
+                int k);
+    /* The same op, and hidden [rows, k, inter] receives what each expert's down projection read:
+     * hidden[r][j] = silu(gate x[r]) * up x[r] of expert idx[r][j]. y is the same bits as moe's. */
+    void (*moe_hidden)(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx,
+                       const float *wt, int rows, int k);
     /* x [rows, n] (residual) += fma(sigmoid(gate[r]), shared[r], routed[r]); gate NULL: plain routed + shared;
      * shared NULL: x += routed. */
     void (*moe_combine)(ops *o, float *x, const float *routed, const float *shared, const float *gate, int rows, int n);
 };
 
 typedef struct ops_options {
-    const char *device;  /* NULL or "cpu": kern + pool; "ref": the serial reference */
-    int threads;         /* <= 0: all of the affinity mask */
-    kern_isa isa;        /* cap; ISA_COUNT = best */
+    const char *device; /* NULL or "cpu": kern + pool; "ref": the serial reference */
+    int threads;        /* <= 0: all of the affinity mask */
+    kern_isa isa;       /* cap; ISA_COUNT = best */
 } ops_options;
 /* Errors: E-OPS-DEVICE (unknown), E-MACHINE-THREADS, E-MACHINE-MEMORY. */
 NODISCARD bool ops_open(ops **out, const ops_options *opt, err *e);
 
-/* A decorator over `inner` (not owned): every op runs as before and, when `fn` is set, is reported after it ran with
- * the operands a calibrator, tracer or NaN hunter needs. */
+/* A decorator over `inner` (not owned, must outlive the tap): every op runs as before and, when `fn` is set, is
+ * reported after it ran with the operands a calibrator, tracer or NaN hunter needs. All pointers are device memory,
+ * valid during the call only; `fn` may run ops of `inner` (download waits). Operands that an op does not have are NULL
+ * and 0. Ops that write in place (add, moe_combine, gated_norm with y == x, ...) report the result as `out`; an `in`
+ * that was overwritten is NULL.
+ *
+ *   op            in              in2                 out           also
+ *   "embed"       -               -                   y             w = table, index = ids
+ *   "rmsnorm"     x (in_ld)       w [n]               y
+ *   "linear"      x (in_ld)       -                   y (out_ld)    w
+ *   "add"         x               -                   y             one row of n
+ *   "silu_mul"    g, NULL if y    u                   y             one row of n
+ *   "gather_rows" x (ld n)        -                   y             index
+ *   "argmax"      x               -                   -             index = the result [rows]
+ *   "conv"        u               w [channels, taps]  c             spans; rows = up to the last span's end
+ *   "gdn"         c               -                   out           spans
+ *   "gated_norm"  x, NULL if y    z                   y             rows of heads * dim
+ *   "qk_rope"     qg              k (roped)           q_out         in2_cols = kv_heads * dim
+ *   "kv_append"   k               v                   -             spans; both [rows, kv_heads * dim]
+ *   "attention"   q               qg or NULL          y             spans
+ *   "route"       logits          -                   wt [rows, k]  index = idx [rows, k]
+ *   "moe"         x               hidden [rows,k,inter] y           ex, index = idx, weight = wt, k
+ *   "moe_combine" routed          shared or NULL      x
+ *
+ * A calibrator of routed experts takes row r of `in` as the input of gate and up of expert index[r * k + j], and row
+ * r * k + j of `in2` as the input of its down. */
 typedef struct ops_event {
-    const char *op;            /* "linear", "rmsnorm", ... */
-    const linear *w;           /* linear's weight or NULL */
+    const char *op; /* "linear", "rmsnorm", ... as in the table */
+    const linear *w;
     const experts *ex;
-    const float *in, *out;     /* device */
-    int64_t in_ld;
-    int rows, in_cols, out_cols;
+    const float *in, *in2, *out;
+    int64_t in_ld, out_ld;                 /* row strides of in and out; in2 is contiguous */
+    int rows, in_cols, in2_cols, out_cols; /* in2 has `rows` rows ("moe": rows * k; weights: one, or channels) */
+    const int32_t *index;
+    const float *weight;
+    int k;
+    const ops_span *spans; /* host */
+    int n_spans;
 } ops_event;
 typedef void ops_tap_fn(void *ctx, ops *inner, const ops_event *ev);
+/* Errors: E-MACHINE-MEMORY. An event whose buffer of hidden activations cannot be had makes the next sync fail so. */
 NODISCARD bool ops_tap_open(ops **out, ops *inner, ops_tap_fn *fn, void *ctx, err *e);
 
 const char *linear_name(const linear *w);
 int linear_rows(const linear *w);
 int linear_cols(const linear *w);
 const char *experts_name(const experts *x);
+int experts_count(const experts *x);
+int experts_inter(const experts *x);
+int experts_hidden(const experts *x);
 
 #endif

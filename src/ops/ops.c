@@ -1,0 +1,21 @@
+#include "ops/ops.h"
+
+#include <string.h>
+
+#include "ops/ops_impl.h"
+
+bool ops_open(ops **out, const ops_options *opt, err *e) {
+    *out = NULL;
+    const char *device = opt->device ? opt->device : "cpu";
+    if (strcmp(device, "cpu") == 0) return ops_cpu_open(out, opt->threads, opt->isa, e);
+    if (strcmp(device, "ref") == 0) return ops_ref_open(out, e);
+    return fail(e, ERR_USAGE, "E-OPS-DEVICE", "device '%.40s': unknown (cpu or ref)", device);
+}
+
+const char *linear_name(const linear *w) { return w->name; }
+int linear_rows(const linear *w) { return w->rows; }
+int linear_cols(const linear *w) { return w->cols; }
+const char *experts_name(const experts *x) { return x->name; }
+int experts_count(const experts *x) { return x->count; }
+int experts_inter(const experts *x) { return x->inter; }
+int experts_hidden(const experts *x) { return x->hidden; }
