@@ -1,0 +1,110 @@
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "quant/plan.h"
+
+/* Inside a file safetensors orders by dtype, widest first, then by name. */
+static int type_rank(dtype t) {
+    static const dtype order[] = { DT_U64, DT_I64, DT_F64, DT_F32, DT_U32, DT_I32, DT_BF16, DT_F16, DT_U16, DT_I16, DT_F8_E4M3,
+                                   DT_F8_E5M2, DT_I8, DT_U8, DT_BOOL };
+    for (size_t i = 0; i < ARRAY_LEN(order); i++)
+        if (order[i] == t) return (int)i;
+    return (int)ARRAY_LEN(order);
+}
+
+static int in_file_order(const void *pa, const void *pb) {
+    const qtensor *a = *(qtensor *const *)pa, *b = *(qtensor *const *)pb;
+    if (a->shard != b->shard) return a->shard - b->shard;
+    const int d = type_rank(a->type) - type_rank(b->type);
+    return d ? d : str_cmp(a->name, b->name);
+}
+
+/* Greedy in state-dict order, as huggingface_hub splits; returns the number of shards. */
+static int assign_shards(plan *p, uint64_t limit) {
+    int shard = 0;
+    uint64_t used = 0;
+    for (int i = 0; i < p->n_tensors; i++) {
+        qtensor *t = &p->tensors[i];
+        if (used > 0 && used + t->bytes > limit) {
+            shard++;
+            used = 0;
+        }
+        t->shard = shard;
+        used += t->bytes;
+        p->total_bytes += t->bytes;
+        p->total_elems += t->bytes / (uint64_t)dtype_bytes(t->type);
+    }
+    return shard + 1;
+}
+
+static void header_entry(buf *b, const qtensor *t) {
+    buf_byte(b, ',');
+    json_write_str(b, t->name);
+    buf_printf(b, ":{\"dtype\":\"%s\",\"shape\":[", dtype_name(t->type));
+    for (int i = 0; i < t->rank; i++) buf_printf(b, "%s%lld", i ? "," : "", (long long)t->shape[i]);
+    buf_printf(b, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)t->offset, (unsigned long long)(t->offset + t->bytes));
+}
+
+static void finish_shard(plan *p, int s, buf *header, uint64_t data_bytes) {
+    buf_byte(header, '}');
+    while (header->n % 8) buf_byte(header, ' ');
+    char name[64];
+    if (p->n_shards == 1)
+        snprintf(name, sizeof name, "model.safetensors");
+    else
+        snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", s + 1, p->n_shards);
+    const char *text = arena_copy(&p->mem, header->p, header->n);
+    const str file = arena_str(&p->mem, str_of(name));
+    CHECK(text && file.p, "out of memory");
+    p->shards[s] = (qshard){ file, data_bytes, header->n + 8, text };
+}
+
+bool plan_layout(plan *p, uint64_t shard_bytes, err *e) {
+    if (shard_bytes == 0) return fail(e, ERR_USAGE, "E-USAGE", "--shard-size: must be positive");
+    p->n_shards = assign_shards(p, shard_bytes);
+    p->shards = xcalloc((size_t)p->n_shards, sizeof *p->shards);
+    qtensor **sorted = xmalloc((size_t)p->n_tensors * sizeof *sorted);
+    for (int i = 0; i < p->n_tensors; i++) sorted[i] = &p->tensors[i];
+    qsort(sorted, (size_t)p->n_tensors, sizeof *sorted, in_file_order);
+    buf header = { 0 };
+    for (int i = 0; i < p->n_tensors;) {
+        const int s = sorted[i]->shard;
+        uint64_t offset = 0;
+        buf_clear(&header);
+        buf_puts(&header, "{\"__metadata__\":{\"format\":\"pt\"}");
+        for (; i < p->n_tensors && sorted[i]->shard == s; i++) {
+            sorted[i]->offset = offset;
+            offset += sorted[i]->bytes;
+            header_entry(&header, sorted[i]);
+        }
+        finish_shard(p, s, &header, offset);
+    }
+    buf_free(&header);
+    free(sorted);
+    return true;
+}
+
+static int by_name(const void *a, const void *b) { return str_cmp((*(qtensor *const *)a)->name, (*(qtensor *const *)b)->name); }
+
+const char *plan_index_json(plan *p, size_t *n) {
+    if (p->n_shards == 1) return NULL;
+    buf b = { 0 };
+    qtensor **sorted = xmalloc((size_t)p->n_tensors * sizeof *sorted);
+    for (int i = 0; i < p->n_tensors; i++) sorted[i] = &p->tensors[i];
+    qsort(sorted, (size_t)p->n_tensors, sizeof *sorted, by_name);
+    buf_printf(&b, "{\n  \"metadata\": {\n    \"total_parameters\": %llu,\n    \"total_size\": %llu\n  },\n  \"weight_map\": {\n",
+               (unsigned long long)p->total_elems, (unsigned long long)p->total_bytes);
+    for (int i = 0; i < p->n_tensors; i++) {
+        buf_puts(&b, "    ");
+        json_write_str(&b, sorted[i]->name);
+        buf_printf(&b, ": \"" STR_FMT "\"%s\n", STR_ARG(p->shards[sorted[i]->shard].file), i + 1 < p->n_tensors ? "," : "");
+    }
+    buf_puts(&b, "  }\n}\n");
+    free(sorted);
+    const char *text = arena_copy(&p->mem, b.p, b.n);
+    CHECK(text, "out of memory");
+    *n = b.n;
+    buf_free(&b);
+    return text;
+}
