@@ -55,7 +55,7 @@ typedef struct plan {
     qshard *shards; int n_shards;
     bool has_mtp;          /* the source has a draft head */
     int last_attn;         /* number of the last full-attention layer, -1 without one */
-    uint64_t total_bytes, total_elems; /* of the tensors as stored */
+    uint64_t total_bytes, total_elems; /* the index's total_size and total_parameters */
     uint64_t family_bytes_before[QM_COUNT], family_bytes_after[QM_COUNT];
     int family_modules[QM_COUNT];      /* quantized ones */
 } plan;

@@ -20,6 +20,11 @@ static int in_file_order(const void *pa, const void *pb) {
     return d ? d : str_cmp(a->name, b->name);
 }
 
+/* transformers counts the parameters of its own class as stored (a packed byte once): no scales, no draft head. */
+static bool is_parameter(const qtensor *t) {
+    return (t->part == QP_COPY || t->part == QP_SLICE || t->part == QP_WEIGHT) && !str_starts(t->name, STR("mtp."));
+}
+
 /* Greedy in state-dict order, as huggingface_hub splits; returns the number of shards. */
 static int assign_shards(plan *p, uint64_t limit) {
     int shard = 0;
@@ -33,7 +38,7 @@ static int assign_shards(plan *p, uint64_t limit) {
         t->shard = shard;
         used += t->bytes;
         p->total_bytes += t->bytes;
-        p->total_elems += t->bytes / (uint64_t)dtype_bytes(t->type);
+        if (is_parameter(t)) p->total_elems += t->bytes / (uint64_t)dtype_bytes(t->type);
     }
     return shard + 1;
 }
