@@ -1,0 +1,474 @@
+#include "quant/quantize.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/pool.h"
+#include "num/bf16.h"
+#include "quant/tasks.h"
+
+enum { CHUNK = 4 << 20 }; /* source bytes in hand per thread */
+
+typedef struct job {
+    const plan *p;
+    const quantize_options *o;
+    quantize_result *out;
+    quant_kern k;
+    task_list tasks;
+    journal log;
+    int *src_fd, *dst_fd;
+    struct stat *src_stat;
+    atomic_int next, failed;
+    atomic_ullong done_bytes, written;
+    pthread_mutex_t lock;  /* journal, error, zero count */
+    err *e;
+} job;
+
+/* What one thread works with. */
+typedef struct hands {
+    uint8_t *in, *codes, *scales;
+    float *wide;           /* F16 sources, upcast */
+} hands;
+
+static bool stop_with(job *j, bool ok, const err *mine) {
+    if (ok) return true;
+    pthread_mutex_lock(&j->lock);
+    if (j->e->kind == ERR_NONE) *j->e = *mine;
+    pthread_mutex_unlock(&j->lock);
+    atomic_store(&j->failed, 1);
+    return false;
+}
+
+static bool read_at(const job *j, const st_tensor *t, uint64_t at, void *to, uint64_t n, err *e) {
+    const st_file *f = &j->p->src->shards[t->shard];
+    uint64_t from = (uint64_t)(t->data - f->map.data) + at;
+    for (uint8_t *p = to; n > 0;) {
+        const ssize_t r = pread(j->src_fd[t->shard], p, n, (off_t)from);
+        if (r < 0 && errno == EINTR) continue;
+        if (r <= 0)
+            return fail(e, ERR_INPUT, "E-QUANT-READ", "%s: " STR_FMT ": %s", f->path, STR_ARG(t->name),
+                        r < 0 ? strerror(errno) : "the file became shorter while it was read");
+        p += r;
+        from += (uint64_t)r;
+        n -= (uint64_t)r;
+    }
+    return true;
+}
+
+static bool write_at(job *j, const qtensor *t, uint64_t at, const void *from, uint64_t n, err *e) {
+    const qshard *s = &j->p->shards[t->shard];
+    uint64_t to = s->header_bytes + t->offset + at;
+    atomic_fetch_add(&j->written, n);
+    for (const uint8_t *p = from; n > 0;) {
+        const ssize_t w = pwrite(j->dst_fd[t->shard], p, n, (off_t)to);
+        if (w < 0 && errno == EINTR) continue;
+        if (w <= 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": %s", STR_ARG(s->file), w < 0 ? strerror(errno) : "nothing written");
+        p += w;
+        to += (uint64_t)w;
+        n -= (uint64_t)w;
+    }
+    return true;
+}
+
+/* ---- weights ---- */
+
+static int rows_per_chunk(const qmodule *m) {
+    const int64_t row = (int64_t)m->cols * dtype_bytes(m->src->type), n = CHUNK / row;
+    return n < 1 ? 1 : n > m->rows ? m->rows : (int)n;
+}
+
+static bool load_rows(const job *j, hands *h, const qmodule *m, int row, int rows, err *e) {
+    const uint64_t row_bytes = (uint64_t)m->cols * (uint64_t)dtype_bytes(m->src->type);
+    if (!read_at(j, m->src, ((uint64_t)m->row0 + (uint64_t)row) * row_bytes, h->in, (uint64_t)rows * row_bytes, e)) return false;
+    if (m->src->type == DT_F16)
+        for (int64_t i = 0; i < (int64_t)rows * m->cols; i++) h->wide[i] = f16_to_f32(((const uint16_t *)h->in)[i]);
+    return true;
+}
+
+static const float *wide_rows(const hands *h, const qmodule *m) { return m->src->type == DT_F16 ? h->wide : (const float *)h->in; }
+
+static bool amax_pass(job *j, hands *h, const qmodule *m, float *amax, err *e) {
+    const int step = rows_per_chunk(m);
+    *amax = 0;
+    for (int r = 0; r < m->rows; r += step) {
+        const int rows = m->rows - r < step ? m->rows - r : step;
+        const int64_t n = (int64_t)rows * m->cols;
+        if (!load_rows(j, h, m, r, rows, e)) return false;
+        const bool narrow = m->src->type == DT_BF16;
+        const float a = narrow ? j->k.amax_bf16((const uint16_t *)h->in, n) : j->k.amax_f32(wide_rows(h, m), n);
+        if (!isfinite(a)) {
+            const int64_t at = narrow ? j->k.nonfinite_bf16((const uint16_t *)h->in, n) : j->k.nonfinite_f32(wide_rows(h, m), n);
+            return fail(e, ERR_INPUT, "E-QUANT-NONFINITE", STR_FMT ": NaN or Inf at row %lld, column %lld (of module " STR_FMT ")",
+                        STR_ARG(m->src->name), (long long)(m->row0 + r + at / m->cols), (long long)(at % m->cols), STR_ARG(m->name));
+        }
+        if (a > *amax) *amax = a;
+    }
+    return true;
+}
+
+static bool write_scalar(job *j, int tensor, float v, err *e) {
+    return tensor < 0 || write_at(j, &j->p->tensors[tensor], 0, &v, sizeof v, e);
+}
+
+static bool encode_fp8(job *j, hands *h, const qmodule *m, int index, qresult *q, err *e) {
+    const float divisor = fp8_weight_divisor(q->scale_2, j->o->arith);
+    const int step = rows_per_chunk(m);
+    if (m->src->type != DT_BF16)
+        return fail(e, ERR_INPUT, "E-QUANT-DTYPE", STR_FMT ": FP8 weights are defined for BF16 sources, this is %s", STR_ARG(m->src->name),
+                    dtype_name(m->src->type));
+    for (int r = 0; r < m->rows; r += step) {
+        const int rows = m->rows - r < step ? m->rows - r : step;
+        const int64_t n = (int64_t)rows * m->cols;
+        if (!load_rows(j, h, m, r, rows, e)) return false;
+        j->k.fp8_weight(h->codes, (const uint16_t *)h->in, n, divisor);
+        quant_stats_fp8(&j->k, &q->stats.error, (const uint16_t *)h->in, h->codes, n, q->scale_2);
+        if (!write_at(j, &j->p->tensors[j->tasks.weight_of[index]], (uint64_t)r * (uint64_t)m->cols, h->codes, (uint64_t)n, e)) return false;
+    }
+    return true;
+}
+
+static bool encode_nvfp4(job *j, hands *h, const qmodule *m, int index, qresult *q, err *e) {
+    const int step = rows_per_chunk(m);
+    const qtensor *weight = &j->p->tensors[j->tasks.weight_of[index]], *scale = &j->p->tensors[j->tasks.scale_of[index]];
+    for (int r = 0; r < m->rows; r += step) {
+        const int rows = m->rows - r < step ? m->rows - r : step;
+        const int64_t n = (int64_t)rows * m->cols;
+        if (!load_rows(j, h, m, r, rows, e)) return false;
+        if (m->src->type == DT_BF16) {
+            j->k.encode_bf16(h->codes, h->scales, (const uint16_t *)h->in, n, q->scale_2, j->o->arith);
+            quant_stats_bf16(&j->k, &q->stats, (const uint16_t *)h->in, h->codes, h->scales, n, q->scale_2);
+        } else {
+            j->k.encode_f32(h->codes, h->scales, wide_rows(h, m), n, q->scale_2, j->o->arith);
+            quant_stats_f32(&j->k, &q->stats, wide_rows(h, m), h->codes, h->scales, n, q->scale_2);
+        }
+        const uint64_t at = (uint64_t)r * (uint64_t)m->cols;
+        if (!write_at(j, weight, at / 2, h->codes, (uint64_t)n / 2, e) || !write_at(j, scale, at / 16, h->scales, (uint64_t)n / 16, e)) return false;
+    }
+    return true;
+}
+
+/* input_scale of a module: the maximum over its group's quantizers; 1.0 when the export is data-free. */
+static bool input_scale(const job *j, int first, float *out, err *e) {
+    const plan *p = j->p;
+    const qmodule *m = &p->modules[first];
+    float amax = -1;
+    if (!j->o->amax) return *out = 1.0f, true;
+    for (int i = first; i < p->n_modules && i <= first + 4; i++)
+        if (p->modules[i].group == first && p->modules[i].format != QF_KEEP) {
+            const float a = amax_get(j->o->amax, p->modules[i].input_key);
+            if (a > amax) amax = a;
+        }
+    if (!(amax > 0))
+        return fail(e, ERR_INPUT, "E-QUANT-AMAX", STR_FMT ": %s (calibrate with more varied text, or --no-calib)", STR_ARG(m->input_key),
+                    amax < 0 ? "no maximum for this quantizer" : "its calibrated maximum is 0");
+    *out = m->format == QF_FP8 ? fp8_scale(amax, j->o->arith) : nvfp4_scale_2(amax, j->o->arith);
+    return true;
+}
+
+static bool group_task(job *j, hands *h, int first, err *e) {
+    const plan *p = j->p;
+    float group = 0, in_scale = 0;
+    for (int i = first; i < p->n_modules && i <= first + 4; i++) {
+        if (p->modules[i].group != first || p->modules[i].format == QF_KEEP) continue;
+        qresult *q = &j->out->modules[i];
+        *q = (qresult){ 0 };
+        if (!amax_pass(j, h, &p->modules[i], &q->own_amax, e)) return false;
+        if (q->own_amax > group) group = q->own_amax;
+    }
+    if (p->modules[first].format != QF_NVFP4_W && !input_scale(j, first, &in_scale, e)) return false;
+    for (int i = first; i < p->n_modules && i <= first + 4; i++) {
+        const qmodule *m = &p->modules[i];
+        if (m->group != first || m->format == QF_KEEP) continue;
+        qresult *q = &j->out->modules[i];
+        q->weight_amax = group;
+        q->input_scale = in_scale;
+        q->scale_2 = group == 0 ? 1.0f : m->format == QF_FP8 ? fp8_scale(group, j->o->arith) : nvfp4_scale_2(group, j->o->arith);
+        if (!(m->format == QF_FP8 ? encode_fp8(j, h, m, i, q, e) : encode_nvfp4(j, h, m, i, q, e)) ||
+            !write_scalar(j, j->tasks.scale_2_of[i], q->scale_2, e) || !write_scalar(j, j->tasks.input_of[i], in_scale, e))
+            return false;
+    }
+    return true;
+}
+
+/* ---- verbatim ---- */
+
+static bool copy_task(job *j, hands *h, const qtask *t, err *e) {
+    const qtensor *x = &j->p->tensors[t->tensor];
+    const st_tensor *src = x->src;
+    uint64_t from = t->begin;
+    if (x->part == QP_SLICE) {
+        const qmodule *m = &j->p->modules[x->module];
+        src = m->src;
+        from += (uint64_t)m->row0 * (uint64_t)m->cols * (uint64_t)dtype_bytes(src->type);
+    }
+    for (uint64_t at = 0; at < t->bytes; at += CHUNK) {
+        const uint64_t n = t->bytes - at < CHUNK ? t->bytes - at : CHUNK;
+        if (!read_at(j, src, from + at, h->in, n, e) || !write_at(j, x, t->begin + at, h->in, n, e)) return false;
+    }
+    return true;
+}
+
+/* ---- workers ---- */
+
+/* A chunk is CHUNK bytes, or one row when a row is longer. */
+static uint64_t longest_row(const plan *p) {
+    uint64_t n = CHUNK;
+    for (int i = 0; i < p->n_modules; i++) {
+        const uint64_t row = (uint64_t)p->modules[i].cols * (uint64_t)dtype_bytes(p->modules[i].src->type);
+        if (row > n) n = row;
+    }
+    return n;
+}
+
+static bool finish_task(job *j, int i, err *e) {
+    pthread_mutex_lock(&j->lock);
+    const bool ok = journal_add(&j->log, i, &j->tasks, j->p, j->out->modules, e);
+    pthread_mutex_unlock(&j->lock);
+    return ok;
+}
+
+static void worker(void *ctx, int thread, int threads) {
+    job *j = ctx;
+    (void)threads;
+    const uint64_t cap = longest_row(j->p);
+    hands h = { xmalloc(cap), xmalloc(cap), xmalloc(cap / 16 + 16), xmalloc(cap * 2) };
+    while (!atomic_load(&j->failed)) {
+        const int i = atomic_fetch_add(&j->next, 1);
+        if (i >= j->tasks.n) break;
+        const qtask *t = &j->tasks.v[i];
+        if (j->log.done[i] || i % j->o->ranks != j->o->rank) continue;
+        err mine = { 0 };
+        bool ok = !(j->o->cancel && *j->o->cancel) ||
+                  fail(&mine, ERR_INTERRUPTED, "E-QUANT-STOPPED", "stopped; `--resume` continues where it was");
+        ok = ok && (t->tensor >= 0 ? copy_task(j, &h, t, &mine) : group_task(j, &h, t->module, &mine)) && finish_task(j, i, &mine);
+        if (!stop_with(j, ok, &mine)) break;
+        const uint64_t done = atomic_fetch_add(&j->done_bytes, t->source_bytes) + t->source_bytes;
+        if (thread == 0 && j->o->on_progress) j->o->on_progress(j->o->ctx, done, j->tasks.source_bytes);
+    }
+    free(h.in);
+    free(h.codes);
+    free(h.scales);
+    free(h.wide);
+}
+
+/* ---- scales that need no source: K and V ---- */
+
+/* "<layer>.self_attn.{k,v}_bmm_quantizer" of the projection "<layer>.self_attn.{k,v}_proj". */
+static bool kv_scale(job *j, const qtensor *t, err *e) {
+    char key[512];
+    str name = t->name;
+    name.n -= strlen(t->part == QP_K_SCALE ? "k_proj.k_scale" : "v_proj.v_scale");
+    const int n = snprintf(key, sizeof key, STR_FMT "%c_bmm_quantizer", STR_ARG(name), t->part == QP_K_SCALE ? 'k' : 'v');
+    const float amax = j->o->amax ? amax_get(j->o->amax, (str){ key, (size_t)n }) : -1;
+    if (!(amax > 0)) return fail(e, ERR_INPUT, "E-QUANT-AMAX", "%s: no maximum for this quantizer (--kv fp8-cast or none needs none)", key);
+    const float v = fp8_scale(amax, j->o->arith);
+    return write_at(j, t, 0, &v, sizeof v, e);
+}
+
+static bool kv_scales(job *j, err *e) {
+    for (int i = 0; i < j->p->n_tensors; i++) {
+        const qtensor *t = &j->p->tensors[i];
+        if ((t->part == QP_K_SCALE || t->part == QP_V_SCALE) && !kv_scale(j, t, e)) return false;
+    }
+    return true;
+}
+
+/* ---- files ---- */
+
+/* Identity of the job: everything that decides an output byte. */
+static uint64_t job_id(const job *j) {
+    buf b = { 0 };
+    for (int i = 0; i < j->p->n_shards; i++) buf_str(&b, str_of(j->p->shards[i].header));
+    for (int i = 0; i < j->p->src->shard_count; i++) {
+        const struct stat *s = &j->src_stat[i];
+        buf_printf(&b, "|%s:%lld:%lld.%ld:%llu", j->p->src->shards[i].path, (long long)s->st_size, (long long)s->st_mtim.tv_sec,
+                   s->st_mtim.tv_nsec, (unsigned long long)s->st_ino);
+    }
+    buf_printf(&b, "|arith %d ranks %d", j->o->arith, j->o->ranks);
+    for (int i = 0; i < j->p->n_modules; i++) {
+        const float a = j->o->amax ? amax_get(j->o->amax, j->p->modules[i].input_key) : -2;
+        buf_add(&b, &a, sizeof a);
+    }
+    for (int i = 0; j->o->amax && i < j->o->amax->n; i++)
+        if (str_ends(j->o->amax->v[i].name, STR("bmm_quantizer"))) buf_add(&b, &j->o->amax->v[i].value, sizeof(float));
+    const uint64_t id = str_hash(buf_view(&b));
+    buf_free(&b);
+    return id;
+}
+
+static bool open_sources(job *j, err *e) {
+    const ckpt *c = j->p->src;
+    for (int i = 0; i < c->shard_count; i++) {
+        j->src_fd[i] = open(c->shards[i].path, O_RDONLY | O_CLOEXEC);
+        if (j->src_fd[i] < 0 || fstat(j->src_fd[i], &j->src_stat[i]) != 0)
+            return fail(e, ERR_INPUT, "E-FILE-OPEN", "%s: %s", c->shards[i].path, strerror(errno));
+        if ((uint64_t)j->src_stat[i].st_size != c->shards[i].map.size || (uint64_t)j->src_stat[i].st_ino != c->shards[i].map.inode)
+            return fail(e, ERR_INPUT, "E-QUANT-CHANGED", "%s: changed since it was opened", c->shards[i].path);
+        posix_fadvise(j->src_fd[i], 0, 0, POSIX_FADV_SEQUENTIAL);
+    }
+    return true;
+}
+
+/* A source that changed while it was read has left a mixture: the export is not renamed. */
+static bool sources_unchanged(const job *j, err *e) {
+    for (int i = 0; i < j->p->src->shard_count; i++) {
+        struct stat s;
+        const struct stat *was = &j->src_stat[i];
+        if (fstat(j->src_fd[i], &s) != 0 || s.st_size != was->st_size || s.st_mtim.tv_sec != was->st_mtim.tv_sec ||
+            s.st_mtim.tv_nsec != was->st_mtim.tv_nsec)
+            return fail(e, ERR_INPUT, "E-QUANT-CHANGED", "%s: changed while it was read (start anew from a quiet source)", j->p->src->shards[i].path);
+    }
+    return true;
+}
+
+static bool open_outputs(job *j, const char *partial, err *e) {
+    for (int i = 0; i < j->p->n_shards; i++) {
+        const qshard *s = &j->p->shards[i];
+        char *path = path_join(partial, s->file.p);
+        const uint64_t size = s->header_bytes + s->data_bytes, length = s->header_bytes - 8;
+        uint8_t head[8];
+        for (int b = 0; b < 8; b++) head[b] = (uint8_t)(length >> (8 * b));
+        j->dst_fd[i] = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        const bool ok = j->dst_fd[i] >= 0 && ftruncate(j->dst_fd[i], (off_t)size) == 0 && pwrite(j->dst_fd[i], head, 8, 0) == 8 &&
+                        pwrite(j->dst_fd[i], s->header, length, 8) == (ssize_t)length;
+        if (!ok) fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+        free(path);
+        if (!ok) return false;
+    }
+    return true;
+}
+
+static bool sync_outputs(const job *j, err *e) {
+    for (int i = 0; i < j->p->n_shards; i++)
+        if (fsync(j->dst_fd[i]) != 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": %s", STR_ARG(j->p->shards[i].file), strerror(errno));
+    return true;
+}
+
+static bool enough_space(const plan *p, const char *dir, err *e) {
+    struct statvfs v;
+    if (statvfs(dir, &v) != 0) return true; /* unknown: the writes will tell */
+    const uint64_t room = (uint64_t)v.f_bavail * v.f_frsize;
+    if (room >= p->total_bytes) return true;
+    return fail(e, ERR_MACHINE, "E-QUANT-SPACE", "%s: the export needs %.2f GB, %.2f GB are free", dir, (double)p->total_bytes / 1e9, (double)room / 1e9);
+}
+
+static bool same_folder(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static bool make_folder(char **partial, const plan *p, const char *dst, const quantize_options *o, err *e) {
+    struct stat s;
+    size_t n = strlen(dst);
+    while (n > 1 && dst[n - 1] == '/') n--;
+    *partial = xmalloc(n + 9);
+    memcpy(*partial, dst, n);
+    strcpy(*partial + n, ".partial");
+    if (same_folder(dst, p->src->dir)) return fail(e, ERR_USAGE, "E-QUANT-DST", "%s: source and destination are the same folder", dst);
+    if (lstat(dst, &s) == 0) return fail(e, ERR_INPUT, "E-QUANT-DST", "%s: exists already (choose another name, or remove it)", dst);
+    if (mkdir(*partial, 0777) == 0) return enough_space(p, *partial, e);
+    if (errno != EEXIST) return fail(e, ERR_MACHINE, "E-QUANT-DST", "%s: %s", *partial, strerror(errno));
+    if (o->resume || o->rank > 0) return true;
+    return fail(e, ERR_INPUT, "E-QUANT-DST", "%s: left by an unfinished run (--resume continues it; remove it to start anew)", *partial);
+}
+
+static void count_zeros(job *j) {
+    for (int i = 0; i < j->p->n_modules; i++) {
+        const qmodule *m = &j->p->modules[i];
+        if (m->format == QF_KEEP || m->group != i || j->out->modules[i].weight_amax != 0 || j->out->modules[i].scale_2 == 0) continue;
+        log_say("W-QUANT-ZERO", STR_FMT ": all weights are zero; written with scale 1.0 and codes 0", STR_ARG(m->name));
+        j->out->zero_modules++;
+    }
+}
+
+static bool run_tasks(job *j, const char *partial, err *e) {
+    char name[64];
+    snprintf(name, sizeof name, ".journal.%d", j->o->rank);
+    char *path = path_join(partial, name);
+    pool *workers = NULL;
+    bool ok = open_sources(j, e) && open_outputs(j, partial, e) &&
+              journal_open(&j->log, path, job_id(j), &j->tasks, j->p, j->out->modules, j->o->resume, e) &&
+              pool_new(&workers, j->o->threads, e);
+    if (ok) {
+        j->out->resumed_tasks = j->log.n_done;
+        for (int i = 0; i < j->tasks.n; i++)
+            if (j->log.done[i]) atomic_fetch_add(&j->done_bytes, j->tasks.v[i].source_bytes);
+        pool_run(workers, worker, j);
+        ok = j->e->kind == ERR_NONE && (j->o->rank != 0 || kv_scales(j, e)) && sources_unchanged(j, e) && sync_outputs(j, e);
+    }
+    pool_free(workers);
+    journal_close(&j->log);
+    free(path);
+    return ok;
+}
+
+bool quantize_shards(quantize_result *out, char **partial, const plan *p, const char *dst, const quantize_options *o, err *e) {
+    const double t0 = clock_seconds();
+    job j = { .p = p, .o = o, .out = out, .e = e, .lock = PTHREAD_MUTEX_INITIALIZER, .log = { .fd = -1 } };
+    *out = (quantize_result){ .modules = xcalloc((size_t)p->n_modules, sizeof *out->modules) };
+    *partial = NULL;
+    CHECK(o->ranks >= 1 && o->rank >= 0 && o->rank < o->ranks, "rank %d of %d", o->rank, o->ranks);
+    j.src_fd = xmalloc((size_t)p->src->shard_count * sizeof *j.src_fd);
+    j.dst_fd = xmalloc((size_t)p->n_shards * sizeof *j.dst_fd);
+    j.src_stat = xcalloc((size_t)p->src->shard_count, sizeof *j.src_stat);
+    for (int i = 0; i < p->src->shard_count; i++) j.src_fd[i] = -1;
+    for (int i = 0; i < p->n_shards; i++) j.dst_fd[i] = -1;
+    quant_kern_init(&j.k, o->isa);
+    j.tasks = tasks_make(p);
+    const bool ok = make_folder(partial, p, dst, o, e) && run_tasks(&j, *partial, e);
+    if (ok) count_zeros(&j);
+    out->tasks = j.tasks.n;
+    out->read_bytes = atomic_load(&j.done_bytes);
+    out->written_bytes = atomic_load(&j.written);
+    out->seconds = clock_seconds() - t0;
+    for (int i = 0; i < p->src->shard_count; i++)
+        if (j.src_fd[i] >= 0) close(j.src_fd[i]);
+    for (int i = 0; i < p->n_shards; i++)
+        if (j.dst_fd[i] >= 0) close(j.dst_fd[i]);
+    tasks_free(&j.tasks);
+    free(j.src_fd);
+    free(j.dst_fd);
+    free(j.src_stat);
+    return ok;
+}
+
+static bool sync_folder(const char *path) {
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return false;
+    const bool ok = fsync(fd) == 0;
+    close(fd);
+    return ok;
+}
+
+bool quantize_commit(const char *partial, const char *dst, err *e) {
+    for (int rank = 0; rank < 4096; rank++) {
+        char name[64];
+        snprintf(name, sizeof name, ".journal.%d", rank);
+        char *path = path_join(partial, name);
+        const bool gone = unlink(path) != 0;
+        free(path);
+        if (gone) break;
+    }
+    if (!sync_folder(partial) || rename(partial, dst) != 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", dst, strerror(errno));
+    char *parent = path_join(dst, "..");
+    sync_folder(parent);
+    free(parent);
+    return true;
+}
+
+void quantize_result_free(quantize_result *r) {
+    free(r->modules);
+    *r = (quantize_result){ 0 };
+}

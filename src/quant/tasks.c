@@ -1,0 +1,171 @@
+#include "quant/tasks.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PIECE = 16 << 20 };
+
+static int *index_array(int n) {
+    int *v = xmalloc((size_t)n * sizeof *v);
+    for (int i = 0; i < n; i++) v[i] = -1;
+    return v;
+}
+
+static void add(task_list *t, int *cap, qtask task) {
+    if (t->n == *cap) {
+        *cap = *cap ? *cap * 2 : 1024;
+        t->v = xrealloc(t->v, (size_t)*cap * sizeof *t->v);
+    }
+    t->v[t->n++] = task;
+    t->source_bytes += task.source_bytes;
+}
+
+static uint64_t group_bytes(const plan *p, int first) {
+    uint64_t bytes = 0;
+    for (int i = first; i < p->n_modules && i <= first + 4; i++)
+        if (p->modules[i].group == first && p->modules[i].format != QF_KEEP)
+            bytes += (uint64_t)p->modules[i].rows * (uint64_t)p->modules[i].cols * (uint64_t)dtype_bytes(p->modules[i].src->type);
+    return bytes;
+}
+
+task_list tasks_make(const plan *p) {
+    task_list t = { .weight_of = index_array(p->n_modules), .scale_of = index_array(p->n_modules),
+                    .scale_2_of = index_array(p->n_modules), .input_of = index_array(p->n_modules) };
+    int cap = 0;
+    for (int i = 0; i < p->n_tensors; i++) {
+        const qtensor *x = &p->tensors[i];
+        switch (x->part) {
+        case QP_COPY:
+        case QP_SLICE:
+            for (uint64_t at = 0; at < x->bytes || at == 0; at += PIECE) {
+                const uint64_t n = x->bytes - at < PIECE ? x->bytes - at : PIECE;
+                add(&t, &cap, (qtask){ .tensor = i, .begin = at, .bytes = n, .module = -1, .source_bytes = n });
+            }
+            break;
+        case QP_WEIGHT: {
+            t.weight_of[x->module] = i;
+            const qmodule *m = &p->modules[x->module];
+            if (m->group == x->module) add(&t, &cap, (qtask){ .tensor = -1, .module = x->module, .source_bytes = group_bytes(p, x->module) });
+            break;
+        }
+        case QP_SCALE: t.scale_of[x->module] = i; break;
+        case QP_SCALE_2: t.scale_2_of[x->module] = i; break;
+        case QP_INPUT_SCALE: t.input_of[x->module] = i; break;
+        case QP_K_SCALE:
+        case QP_V_SCALE: break; /* written with the scalars that need no source */
+        }
+    }
+    return t;
+}
+
+void tasks_free(task_list *t) {
+    free(t->v);
+    free(t->weight_of);
+    free(t->scale_of);
+    free(t->scale_2_of);
+    free(t->input_of);
+    *t = (task_list){ 0 };
+}
+
+/* ---- journal ---- */
+
+typedef struct journal_head {
+    char magic[8];
+    uint64_t job;
+    int32_t tasks, result_bytes;
+} journal_head;
+
+typedef struct journal_record {
+    int32_t task, module;  /* module -1: end of the task's record */
+    uint64_t check;        /* of the bytes that follow (a qresult), or of the task number */
+} journal_record;
+
+static uint64_t check_of(const void *p, size_t n, uint64_t salt) { return str_hash((str){ p, n }) ^ salt * 0x9E3779B97F4A7C15u; }
+
+static bool put(journal *j, const void *p, size_t n, err *e) {
+    const ssize_t w = write(j->fd, p, n);
+    if (w == (ssize_t)n) return true;
+    return fail(e, ERR_MACHINE, "E-FILE-WRITE", "journal: %s", w < 0 ? strerror(errno) : "short write");
+}
+
+bool journal_add(journal *j, int i, const task_list *t, const plan *p, const qresult *results, err *e) {
+    enum { MAX = 8 * (sizeof(journal_record) + sizeof(qresult)) };
+    uint8_t bytes[MAX];
+    size_t n = 0;
+    const int first = t->v[i].module;
+    for (int m = first; first >= 0 && m < p->n_modules && m <= first + 4; m++) {
+        if (p->modules[m].group != first || p->modules[m].format == QF_KEEP) continue;
+        const journal_record r = { i, m, check_of(&results[m], sizeof results[m], (uint64_t)m + 1) };
+        memcpy(bytes + n, &r, sizeof r);
+        memcpy(bytes + n + sizeof r, &results[m], sizeof results[m]);
+        n += sizeof r + sizeof results[m];
+    }
+    const journal_record end = { i, -1, check_of(&i, sizeof i, 77) };
+    memcpy(bytes + n, &end, sizeof end);
+    return put(j, bytes, n + sizeof end, e); /* one write: a record is there or not */
+}
+
+/* Read the records of an earlier run; returns the length of the part that is whole. */
+static size_t replay(journal *j, const uint8_t *bytes, size_t size, const task_list *t, const plan *p, qresult *results) {
+    size_t at = sizeof(journal_head), whole = at;
+    while (size - at >= sizeof(journal_record)) {
+        journal_record r;
+        memcpy(&r, bytes + at, sizeof r);
+        at += sizeof r;
+        if (r.task < 0 || r.task >= t->n) break;
+        if (r.module < 0) {
+            if (r.check != check_of(&r.task, sizeof r.task, 77)) break;
+            j->n_done += !j->done[r.task];
+            j->done[r.task] = 1;
+            whole = at;
+            continue;
+        }
+        if (r.module >= p->n_modules || size - at < sizeof(qresult)) break;
+        qresult q;
+        memcpy(&q, bytes + at, sizeof q);
+        if (r.check != check_of(&q, sizeof q, (uint64_t)r.module + 1)) break;
+        results[r.module] = q;
+        at += sizeof q;
+    }
+    return whole;
+}
+
+static bool read_whole(buf *b, int fd) {
+    char piece[1 << 16];
+    ssize_t n;
+    while ((n = read(fd, piece, sizeof piece)) > 0) buf_add(b, piece, (size_t)n);
+    return n == 0;
+}
+
+bool journal_open(journal *j, const char *path, uint64_t job, const task_list *t, const plan *p, qresult *results, bool resume, err *e) {
+    const journal_head head = { "nibbleQ", job, t->n, (int32_t)sizeof(qresult) };
+    *j = (journal){ .fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (resume ? 0 : O_TRUNC), 0666), .done = xcalloc((size_t)t->n + 1, 1) };
+    if (j->fd < 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+    buf old = { 0 };
+    bool ok = !resume || read_whole(&old, j->fd) || fail(e, ERR_MACHINE, "E-FILE-READ", "%s: %s", path, strerror(errno));
+    if (ok && old.n >= sizeof head) {
+        if (memcmp(old.p, &head, sizeof head) != 0)
+            ok = fail(e, ERR_INPUT, "E-QUANT-RESUME", "%s: was made by another job (other source, options or scales; remove the "
+                      ".partial folder to start anew)", path);
+        else {
+            const size_t whole = replay(j, (const uint8_t *)old.p, old.n, t, p, results);
+            ok = (ftruncate(j->fd, (off_t)whole) == 0 && lseek(j->fd, (off_t)whole, SEEK_SET) >= 0) ||
+                 fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+        }
+    } else if (ok) {
+        ok = (ftruncate(j->fd, 0) == 0 && lseek(j->fd, 0, SEEK_SET) == 0) || fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+        ok = ok && put(j, &head, sizeof head, e);
+    }
+    buf_free(&old);
+    return ok;
+}
+
+void journal_close(journal *j) {
+    if (j->done && j->fd >= 0) close(j->fd);
+    free(j->done);
+    *j = (journal){ .fd = -1 };
+}
