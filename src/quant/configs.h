@@ -1,0 +1,25 @@
+/* configs.h - what stands beside the shards: config.json, hf_quant_config.json, sidecars, model-card fragment.
+ *
+ * Fields that ModelOpt defines come out as ModelOpt writes them; differences by design (docs/NVFP4.md): the dtype is pinned
+ * twice, excludes are repeated in the namespaces of stock loaders, mtp.fc is always listed, and `nibble` keys say where
+ * every scale came from. */
+#ifndef NIBBLE_CONFIGS_H
+#define NIBBLE_CONFIGS_H
+
+#include "quant/plan.h"
+
+typedef struct provenance {
+    const char *calibration;  /* e.g. "built-in corpus, 64 samples of 512 tokens", "amax file x", "none (data-free)" */
+    const char *mtp_scales;   /* "calibrated", "borrow", "generous:4", "" */
+    const char *arith;        /* "cuda" or "cpu" */
+    const char *algorithm;    /* "max" */
+} provenance;
+
+/* Patterns of modules that stay unquantized. `modelopt_only`: exactly ModelOpt's list. *n strings in `mem`. */
+const str *configs_excludes(const plan *p, arena *mem, bool modelopt_only, int *n);
+
+/* Write config.json, hf_quant_config.json, the index (when sharded) and every sidecar of the source into `dir`.
+ * W-QUANT-CARD when the source has no README or licence. Errors: E-FILE-*. */
+NODISCARD bool configs_write(const char *dir, plan *p, const provenance *from, err *e);
+
+#endif
