@@ -56,14 +56,6 @@ void scratch_close(scratch *s) {
     *s = (scratch){ 0 };
 }
 
-/* One pass over some rows: what every half layer needs to know. */
-typedef struct pass {
-    scratch *s;
-    seq_state *st;
-    const ops_span *spans;
-    int n_spans, rows;
-} pass;
-
 static void project(const pass *p, float *y, const float *x, const linear *w) {
     ops *o = p->s->n->o;
     o->linear(o, y, linear_rows(w), x, linear_cols(w), w, p->rows);
@@ -144,7 +136,7 @@ static void run_layer(const pass *p, const net_layer *l, ops_kv *kv) {
 }
 
 /* Check the spans, upload ids and positions, extend the rotary table. */
-static pass begin(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
+pass forward_begin(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
     ops *o = s->n->o;
     int rows = 0, top = 0;
     for (int i = 0; i < n_spans; i++) {
@@ -165,16 +157,27 @@ static pass begin(scratch *s, seq_state *st, const int32_t *ids, const int32_t *
     return (pass){ s, st, spans, n_spans, rows };
 }
 
+void forward_embed(const pass *p) {
+    const net *n = p->s->n;
+    n->o->embed(n->o, p->s->x, n->embed, p->s->ids, p->rows);
+}
+
+void forward_layer(const pass *p, int layer) {
+    const net_layer *l = &p->s->n->layers[layer];
+    run_layer(p, l, l->kind == LAYER_ATTN ? &p->st->kv[l->index] : NULL);
+}
+
+void forward_norm(const pass *p) {
+    const net *n = p->s->n;
+    const int h = n->c->hidden;
+    n->o->rmsnorm(n->o, p->s->hidden + h, p->s->x, h, n->norm, p->rows, h, n->c->rms_eps);
+}
+
 void forward_trunk(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
-    const net *n = s->n;
-    ops *o = n->o;
-    const pass p = begin(s, st, ids, pos3, spans, n_spans);
-    o->embed(o, s->x, n->embed, s->ids, p.rows);
-    for (int i = 0; i < n->c->layers; i++) {
-        const net_layer *l = &n->layers[i];
-        run_layer(&p, l, l->kind == LAYER_ATTN ? &st->kv[l->index] : NULL);
-    }
-    o->rmsnorm(o, s->hidden + n->c->hidden, s->x, n->c->hidden, n->norm, p.rows, n->c->hidden, n->c->rms_eps);
+    const pass p = forward_begin(s, st, ids, pos3, spans, n_spans);
+    forward_embed(&p);
+    for (int i = 0; i < s->n->c->layers; i++) forward_layer(&p, i);
+    forward_norm(&p);
 }
 
 /* Rows of h into one half of the pair rows: dot32 runs over both halves, so they must lie side by side. */
@@ -189,7 +192,7 @@ void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hi
     const net *n = s->n;
     ops *o = n->o;
     const int h = n->c->hidden;
-    const pass p = begin(s, st, next, NULL, spans, n_spans);
+    const pass p = forward_begin(s, st, next, NULL, spans, n_spans);
     o->embed(o, s->x, n->embed, s->ids, p.rows);
     o->rmsnorm(o, s->h, s->x, h, n->mtp_norm_embed, p.rows, h, n->c->rms_eps);
     pair_half(&p, 0);

@@ -32,6 +32,20 @@ void scratch_close(scratch *s);
  * pos3 NULL: text positions (pos0 + i on all three axes), else [rows, 3] host. */
 void forward_trunk(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans);
 
+/* The same in steps, for passes that go through the network layer by layer: begin uploads ids and positions and checks the
+ * spans (host memory that must outlive the pass); embed fills s->x; each layer advances s->x; norm leaves the final-norm
+ * output in s->hidden + H. */
+typedef struct pass {
+    scratch *s;
+    seq_state *st;
+    const ops_span *spans;
+    int n_spans, rows;
+} pass;
+pass forward_begin(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans);
+void forward_embed(const pass *p);
+void forward_layer(const pass *p, int layer);
+void forward_norm(const pass *p);
+
 /* Draft layer over the spans' rows: next [rows] host = the token AFTER each slot, hidden [rows, H] device = trunk or
  * draft output at the slot (post-norm both). Output in s->mtp_hidden; hidden may be s->mtp_hidden. KV goes to the draft
  * layer's own cache. */

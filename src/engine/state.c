@@ -71,16 +71,18 @@ void state_close(seq_state *s) {
     *s = (seq_state){ 0 };
 }
 
-void state_reset(seq_state *s, int slot) {
+void state_reset_gdn(seq_state *s, int slot, int index) {
     ops *o = s->n->o;
-    for (int i = 0; i < s->n->c->gdn_layers; i++) {
-        const ops_conv *w = &s->conv[i];
-        const ops_gdn *g = &s->gdn[i];
-        const int64_t window = (int64_t)(w->taps - 1) * w->channels;
-        const int64_t heads = (int64_t)g->v_heads * g->k_dim * g->v_dim;
-        o->fill_zero(o, w->window + slot * window, (size_t)window * sizeof(float));
-        o->fill_zero(o, g->state + slot * heads, (size_t)heads * sizeof(float));
-    }
+    const ops_conv *w = &s->conv[index];
+    const ops_gdn *g = &s->gdn[index];
+    const int64_t window = (int64_t)(w->taps - 1) * w->channels;
+    const int64_t heads = (int64_t)g->v_heads * g->k_dim * g->v_dim;
+    o->fill_zero(o, w->window + slot * window, (size_t)window * sizeof(float));
+    o->fill_zero(o, g->state + slot * heads, (size_t)heads * sizeof(float));
+}
+
+void state_reset(seq_state *s, int slot) {
+    for (int i = 0; i < s->n->c->gdn_layers; i++) state_reset_gdn(s, slot, i);
 }
 
 /* The angle is a float32 product, as transformers computes it: at 262k positions a double product would differ by

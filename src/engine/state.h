@@ -22,6 +22,8 @@ NODISCARD bool state_open(seq_state *out, const net *n, int slots, int capacity,
 void state_close(seq_state *s);
 /* Forget a slot: its GDN state and conv windows become zero (KV need not be cleared). */
 void state_reset(seq_state *s, int slot);
+/* The same for one GDN layer (index among its kind). */
+void state_reset_gdn(seq_state *s, int slot, int index);
 /* Make the rotary table cover positions [0, upto). */
 void state_cover(seq_state *s, int upto);
 /* Bytes reserved for one slot. */
