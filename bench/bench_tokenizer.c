@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
     double load[LOADS], run[RUNS];
     tokenizer *t = NULL;
     buf text = { 0 };
-    ids out = { 0 };
+    id_list out = { 0 };
     err e = { 0 };
     if (argc < 3) return fprintf(stderr, "usage: bench_tokenizer DIR TEXT [--json]\n"), 2;
     bool ok = file_read(&text, argv[2], (size_t)1 << 30, &e);

@@ -31,7 +31,7 @@ typedef struct tokenize_options {
     bool pieces, lossy, no_special, no_bos, lines;
 } tokenize_options;
 
-static void write_ids(buf *out, const ids *a) {
+static void write_ids(buf *out, const id_list *a) {
     buf_byte(out, '[');
     for (size_t i = 0; i < a->n; i++) buf_printf(out, "%s%d", i ? ", " : "", (int)a->v[i]);
     buf_byte(out, ']');
@@ -52,7 +52,7 @@ static void write_piece(buf *out, str bytes) {
     buf_free(&shown);
 }
 
-static void write_pieces(buf *out, const tokenizer *t, const ids *a) {
+static void write_pieces(buf *out, const tokenizer *t, const id_list *a) {
     buf_byte(out, '[');
     for (size_t i = 0; i < a->n; i++) {
         if (i) buf_puts(out, ", ");
@@ -63,7 +63,7 @@ static void write_pieces(buf *out, const tokenizer *t, const ids *a) {
 
 static bool tokenize_one(const tokenizer *t, const tokenize_options *o, str text, err *e) {
     const encode_options how = { .lossy = o->lossy, .no_special = o->no_special, .bos = !o->no_bos };
-    ids a = { 0 };
+    id_list a = { 0 };
     buf out = { 0 };
     const bool ok = tokenizer_encode(t, &a, text, &how, e);
     if (ok && cmd_common()->json) {
@@ -166,7 +166,7 @@ typedef struct detokenize_options {
     bool skip_special;
 } detokenize_options;
 
-static bool read_ids(ids *out, const json *v, err *e) {
+static bool read_ids(id_list *out, const json *v, err *e) {
     if (json_is(v, JSON_OBJECT)) v = json_get(v, "ids");
     if (!json_is(v, JSON_ARRAY)) return fail(e, ERR_INPUT, "E-CMD-IDS", "--ids: expected a JSON list of token ids");
     for (uint32_t i = 0; i < v->n; i++) {
@@ -179,7 +179,7 @@ static bool read_ids(ids *out, const json *v, err *e) {
 }
 
 /* The JSON itself, @FILE, or - for standard input. */
-static bool parse_ids(ids *out, const char *arg, err *e) {
+static bool parse_ids(id_list *out, const char *arg, err *e) {
     buf input = { 0 };
     arena mem = { 0 };
     const json *v = NULL;
@@ -198,7 +198,7 @@ static bool parse_ids(ids *out, const char *arg, err *e) {
 
 static bool detokenize(const char *dir, const detokenize_options *o, err *e) {
     tokenizer *t = NULL;
-    ids a = { 0 };
+    id_list a = { 0 };
     buf text = { 0 }, out = { 0 };
     const bool ok = parse_ids(&a, o->ids, e) && tokenizer_open(&t, dir, e) &&
                     tokenizer_decode(t, &text, a.v, a.n, o->skip_special, e);

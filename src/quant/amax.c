@@ -38,6 +38,11 @@ void amax_raise(amax_table *t, str name, float value) {
     t->v[t->n++] = (amax_entry){ own, value };
 }
 
+void amax_set(amax_table *t, str name, float value) {
+    amax_raise(t, name, value);
+    t->v[*slot_of(t, name)].value = value;
+}
+
 float amax_get(const amax_table *t, str name) {
     if (t->n == 0) return -1;
     const int *slot = slot_of(t, name);

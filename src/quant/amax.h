@@ -26,6 +26,8 @@ typedef struct amax_table {
 
 /* v[name] = max(v[name], value), inserting at need. value must be finite and >= 0 (CHECK): callers scan first. */
 void amax_raise(amax_table *t, str name, float value);
+/* v[name] = value, whatever it was. */
+void amax_set(amax_table *t, str name, float value);
 /* The value, or -1 when there is no such quantizer. */
 float amax_get(const amax_table *t, str name);
 void amax_merge(amax_table *t, const amax_table *other);

@@ -65,10 +65,10 @@ static void on_linear(watch *w, const ops_event *ev) {
 
 static void on_moe(watch *w, const ops_event *ev) {
     char name[400];
-    const char *experts = experts_name(ev->ex);
-    snprintf(name, sizeof name, "%s.gate_up_proj_input_quantizer", experts);
+    const char *name_of = experts_name(ev->ex);
+    snprintf(name, sizeof name, "%s.gate_up_proj_input_quantizer", name_of);
     raise(w, name, ev->in, ev->in_ld, ev->rows, ev->in_cols);
-    snprintf(name, sizeof name, "%s.down_proj_input_quantizer", experts);
+    snprintf(name, sizeof name, "%s.down_proj_input_quantizer", name_of);
     raise(w, name, ev->in2, ev->in2_cols, ev->rows * ev->k, ev->in2_cols);
     int64_t *routed = w->report->routed + (int64_t)w->layer * w->report->experts;
     for (int i = 0; i < ev->rows * ev->k; i++)

@@ -101,7 +101,7 @@ void bpe_forget(bpe_scratch *s);
 void bpe_scratch_free(bpe_scratch *s);
 
 /* Append the ids of one word (at most BPE_WORD_MAX bytes). O(n log n). */
-void bpe_encode(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *p, size_t n);
+void bpe_encode(const bpe *m, bpe_scratch *s, id_list *out, const uint8_t *p, size_t n);
 
 /* ---- shared by the two halves ---- */
 

@@ -48,7 +48,7 @@ static int lowest(const short_word *w) {
     return best;
 }
 
-static void merge_short(const bpe *m, ids *out, const uint8_t *p, size_t n) {
+static void merge_short(const bpe *m, id_list *out, const uint8_t *p, size_t n) {
     short_word w;
     w.n = 0;
     for (size_t i = 0, last = 0; i < n; i++) {
@@ -126,7 +126,7 @@ static void pair_at(const bpe *m, bpe_scratch *s, int32_t at) {
     if (x->with_next.rank != UINT32_MAX) push(s, heap_entry(x, at));
 }
 
-static void merge_long(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *p, size_t n) {
+static void merge_long(const bpe *m, bpe_scratch *s, id_list *out, const uint8_t *p, size_t n) {
     const size_t count = fill_symbols(m, s, p, n);
     bpe_symbol *v = s->symbol;
     s->heap_n = 0;
@@ -153,7 +153,7 @@ static void merge_long(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *p,
 
 /* ---- words ---- */
 
-static void merge(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *p, size_t n) {
+static void merge(const bpe *m, bpe_scratch *s, id_list *out, const uint8_t *p, size_t n) {
     if (n <= SHORT)
         merge_short(m, out, p, n);
     else
@@ -162,7 +162,7 @@ static void merge(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *p, size
 
 /* A word that is a token: usually, but not always, encoding it gives that token. Found out once for each token; threads
  * that find out at the same time store the same value. */
-static bool encode_token(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *p, size_t n, int32_t id) {
+static bool encode_token(const bpe *m, bpe_scratch *s, id_list *out, const uint8_t *p, size_t n, int32_t id) {
     const uint8_t known = m->ignore_merges ? 1 : atomic_load_explicit(&m->whole[id], memory_order_relaxed);
     if (known == 1) return ids_add(out, id), true;
     if (known == 2) return false;
@@ -180,7 +180,7 @@ static int32_t find_token(const bpe *m, const uint8_t *p, size_t n, uint32_t has
     return -1;
 }
 
-void bpe_encode(const bpe *m, bpe_scratch *s, ids *out, const uint8_t *p, size_t n) {
+void bpe_encode(const bpe *m, bpe_scratch *s, id_list *out, const uint8_t *p, size_t n) {
     if (n == 1) {
         if (m->byte_id[p[0]] >= 0) ids_add(out, m->byte_id[p[0]]);
         return;

@@ -5,7 +5,7 @@
 #include "text/tokenizer_internal.h"
 #include "text/unicode.h"
 
-void ids_add(ids *a, int32_t id) {
+void ids_add(id_list *a, int32_t id) {
     if (UNLIKELY(a->n == a->cap)) {
         a->cap = a->cap ? 2 * a->cap : 32;
         a->v = xrealloc(a->v, a->cap * sizeof *a->v);
@@ -13,16 +13,16 @@ void ids_add(ids *a, int32_t id) {
     a->v[a->n++] = id;
 }
 
-void ids_free(ids *a) {
+void ids_free(id_list *a) {
     free(a->v);
-    *a = (ids){ 0 };
+    *a = (id_list){ 0 };
 }
 
 /* ---- encoding ---- */
 
 typedef struct encoder {
     const tokenizer *t;
-    ids *out;
+    id_list *out;
     bpe_scratch scratch;
     buf nfc; /* the current stretch between added tokens, if NFC changed it */
     added_sink inner;
@@ -54,7 +54,7 @@ static bool on_text(void *ctx, str text, err *e) {
     return added_split(&x->t->normalized, x->t->added, text, &x->inner, e);
 }
 
-static bool encode_valid(const tokenizer *t, ids *out, str text, const encode_options *o, err *e) {
+static bool encode_valid(const tokenizer *t, id_list *out, str text, const encode_options *o, err *e) {
     encoder x = { .t = t, .out = out };
     x.inner = (added_sink){ on_plain, on_token, &x, o->no_special, o->no_added };
     const added_sink outer = { on_text, on_token, &x, o->no_special, o->no_added };
@@ -65,7 +65,7 @@ static bool encode_valid(const tokenizer *t, ids *out, str text, const encode_op
     return ok;
 }
 
-bool tokenizer_encode(const tokenizer *t, ids *out, str text, const encode_options *o, err *e) {
+bool tokenizer_encode(const tokenizer *t, id_list *out, str text, const encode_options *o, err *e) {
     const encode_options none = { 0 };
     const size_t before = out->n, valid = utf8_valid(text);
     buf replaced = { 0 };

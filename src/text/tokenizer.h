@@ -18,12 +18,12 @@ typedef struct tokenizer tokenizer;
 NODISCARD bool tokenizer_open(tokenizer **out, const char *dir, err *e);
 void tokenizer_close(tokenizer *t);
 
-typedef struct ids {
+typedef struct id_list {
     int32_t *v;
     size_t n, cap;
-} ids; /* zeroed = empty; ids_free */
-void ids_add(ids *a, int32_t id);
-void ids_free(ids *a);
+} id_list; /* zeroed = empty; ids_free */
+void ids_add(id_list *a, int32_t id);
+void ids_free(id_list *a);
 
 typedef struct encode_options {
     bool lossy;      /* invalid UTF-8 becomes U+FFFD; otherwise E-TEXT-UTF8 names the byte offset */
@@ -35,7 +35,7 @@ typedef struct encode_options {
 /* Appends to out (on failure out is as before). o may be NULL: all false. NULs are ordinary characters. Time
  * O(n log n), in practice linear, whatever the text. Errors: E-TEXT-UTF8, E-TEXT-SIZE (over 1 GiB), E-TOK-PATTERN,
  * E-TEXT-MEMORY. */
-NODISCARD bool tokenizer_encode(const tokenizer *t, ids *out, str text, const encode_options *o, err *e);
+NODISCARD bool tokenizer_encode(const tokenizer *t, id_list *out, str text, const encode_options *o, err *e);
 
 int tokenizer_vocab(const tokenizer *t); /* highest id + 1 */
 /* Raw bytes of one id, as decoding writes them; empty for ids that do not exist. An added token is its content, except

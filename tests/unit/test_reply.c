@@ -20,7 +20,7 @@ static int teardown(void **state) {
 
 static void check(const char *text, const char *const *stops, int n_stops, const char *want, bool stopped) {
     err e = { 0 };
-    ids v = { 0 };
+    id_list v = { 0 };
     reply r;
     OK(tokenizer_encode(t, &v, str_of(text), NULL, &e));
     reply_init(&r, t, false, NULL, stops, n_stops);
