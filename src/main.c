@@ -13,6 +13,7 @@ static const struct command {
     { "chat", "talk to the model", cmd_chat },
     { "logits", "logits and hidden states of given token ids, as safetensors", cmd_logits },
     { "inspect", "what a checkpoint holds: shape, bytes, formats, caches", cmd_inspect },
+    { "quantize", "write an NVFP4 checkpoint", cmd_quantize },
     { "tokenize", "text to token ids", cmd_tokenize },
     { "detokenize", "token ids to text", cmd_detokenize },
     { "render", "what the chat template makes of a request", cmd_render },

@@ -156,14 +156,14 @@ static bool continue_one(engine *g, session *s, id_list *tokens, int seq, int in
     return session_set(s, tokens->v, (int)tokens->n, e) && session_generate(s, &opt, &r, e);
 }
 
-bool calib_data_self(calib_data *out, const calib_source *s, const char *prompts_path, const ops_options *ops, err *e) {
+bool calib_data_self(calib_data *out, const calib_source *s, const char *prompts_path, const ops_options *backend, err *e) {
     calib_data prompts;
     engine *g = NULL;
     session one = { 0 };
     const int seq = s->seq > 0 ? s->seq : 512;
     *out = (calib_data){ 0 };
     if (!calib_data_file(&prompts, s, prompts_path, "prompts", e)) return false;
-    const engine_options eo = { .ops = *ops, .ctx = seq + 1, .kv = DT_F32, .need_text = true };
+    const engine_options eo = { .ops = *backend, .ctx = seq + 1, .kv = DT_F32, .need_text = true };
     bool ok = engine_open(&g, s->model_dir, &eo, e) && session_open(&one, g, true, e);
     for (int i = 0; ok && i < prompts.n; i++) {
         ok = continue_one(g, &one, &prompts.v[i], seq, i, e);
