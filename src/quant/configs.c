@@ -159,7 +159,7 @@ static void config_groups(out *o, const plan *p, const summary *s) {
     open_(o, '{');
     for (int i = 0; i < p->n_modules; i++) { /* in order of first appearance */
         const qformat f = p->modules[i].format;
-        char name[16];
+        char name[24];
         if (f == QF_KEEP || done[f] || (p->modules[i].is_mtp && !s->used[f])) continue;
         done[f] = true;
         snprintf(name, sizeof name, "group_%d", g++);
