@@ -21,11 +21,31 @@ typedef struct ops ops;
 typedef struct linear linear;   /* prepared weight matrix [N, K] */
 typedef struct experts experts; /* prepared routed experts of one layer */
 
+typedef enum linear_format {
+    LINEAR_PLAIN,          /* BF16, F16 or F32 elements */
+    LINEAR_NVFP4,          /* data: packed E2M1 codes [N, K/2] (low nibble first); scales: E4M3 [N, K/16]; scale_2 */
+    LINEAR_FP8             /* data: E4M3 [N, K]; scale_2 = weight_scale */
+} linear_format;
+
+/* How the inputs of a quantized Linear are quantized (NUMERICS "Quantized linears"). */
+typedef enum linear_act {
+    LINEAR_ACT_FLOAT,      /* not at all: W4A16, or FP8 weights alone */
+    LINEAR_ACT_FP4,        /* as ModelOpt's W4A4: E2M1 codes, dynamic E4M3 block scales under input_scale */
+    LINEAR_ACT_INT8,       /* int8 codes, integer block scales, one float32 per row: better than FP4, not what others compute */
+    LINEAR_ACT_FP8         /* E4M3 under input_scale; for LINEAR_FP8 only */
+} linear_act;
+
 typedef struct linear_desc {
     const char *name;
-    dtype type;       /* DT_BF16, DT_F16 or DT_F32 (quantized formats join here) */
+    dtype type;       /* DT_BF16, DT_F16 or DT_F32; DT_U8 (NVFP4) or DT_F8_E4M3 */
     int rows, cols;   /* N, K */
     const void *data; /* [N, K], aligned to its element; used in place on CPUs: must outlive the handle */
+    /* quantized formats only; zero for LINEAR_PLAIN */
+    linear_format format;
+    linear_act act;
+    const uint8_t *scales; /* NVFP4 block scales [N, K/16] */
+    float scale_2;         /* NVFP4 weight_scale_2; FP8 weight_scale */
+    float input_scale;     /* 0 when the file has none */
 } linear_desc;
 
 typedef struct experts_desc {

@@ -1,0 +1,171 @@
+#include "ops/quant_linear.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { BLOCK = NVFP4_BLOCK };
+
+/* E2M1 doubled is an integer. */
+static const int8_t twice[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
+
+/* A quantized row: integers that multiply the weight's integers. Layout of the work memory. */
+typedef struct qact {
+    int16_t *v;      /* [K] FP4: doubled codes; INT8: codes */
+    int32_t *scale;  /* [K / 16] FP4: E4M3 value x 512; INT8: the block's integer */
+    int32_t *wide;   /* [K] FP8: E4M3 value x 512 */
+    float *x;        /* [K] FLOAT: the inputs */
+    float *factor;   /* INT8: the row's t; others unused */
+} qact;
+
+static qact parts(void *act, int K) {
+    uint8_t *p = act;
+    const size_t k = (size_t)(K + BLOCK - 1) / BLOCK * BLOCK;
+    return (qact){ .v = (int16_t *)p, .scale = (int32_t *)(p + 2 * k), .wide = (int32_t *)(p + 3 * k), .x = (float *)(p + 3 * k),
+                   .factor = (float *)(p + 7 * k) };
+}
+
+size_t qact_bytes(int K) { return (size_t)(K + BLOCK - 1) / BLOCK * BLOCK * 7 + 64; }
+
+/* E4M3 value times 512: an integer, since the smallest step is 2^-9. NaN (refused by the loader for weights) counts as 0. */
+static int32_t e4m3_times_512(uint8_t c) {
+    const int exp = c >> 3 & 15, man = c & 7;
+    if ((c & 0x7f) == 0x7f) return 0;
+    const int32_t mag = exp ? (8 + man) << (exp - 1) : man;
+    return c & 0x80 ? -mag : mag;
+}
+
+static void make_fp4(const quant_kern *k, const qact *a, const float *x, int K, float g) {
+    enum { PIECE = 256 };
+    uint8_t codes[PIECE / 2], scales[PIECE / BLOCK];
+    for (int at = 0; at < K; at += PIECE) {
+        const int n = K - at < PIECE ? K - at : PIECE;
+        k->act_encode(codes, scales, x + at, n, g);
+        for (int i = 0; i < n; i++) a->v[at + i] = twice[i % 2 ? codes[i / 2] >> 4 : codes[i / 2] & 15];
+        for (int b = 0; b < n / BLOCK; b++) {
+            const bool bad = (scales[b] & 0x7f) == 0x7f; /* a NaN in the block: it must not look like a zero */
+            a->scale[at / BLOCK + b] = bad ? INT32_MIN : e4m3_times_512(scales[b]);
+        }
+    }
+}
+
+/* The smallest integer of at most 4 significant bits that is >= v, within [1, 960]. */
+static int32_t round_up_4_bits(float v) {
+    int32_t n = (int32_t)ceilf(v);
+    if (n < 1) n = 1;
+    int shift = 0;
+    while (n >> shift > 15) shift++;
+    int32_t m = (n + (1 << shift) - 1) >> shift;
+    if (m > 15) m = (m + 1) >> 1, shift++;
+    const int32_t up = m << shift;
+    return up > 960 ? 960 : up;
+}
+
+/* Per row t = amax / (127 * 960), so the largest block's integer fits; per block an integer that no code clips under. */
+static void make_int8(const qact *a, const float *x, int K) {
+    float amax = 0;
+    for (int i = 0; i < K; i++)
+        if (!(fabsf(x[i]) <= amax)) amax = fabsf(x[i]); /* a NaN sticks */
+    const float t = amax / 121920.0f;
+    *a->factor = t;
+    for (int b = 0; b < K / BLOCK; b++) {
+        float m = 0;
+        for (int i = 0; i < BLOCK; i++) m = fabsf(x[b * BLOCK + i]) > m ? fabsf(x[b * BLOCK + i]) : m;
+        a->scale[b] = t > 0 ? round_up_4_bits(m / (127.0f * t)) : 1;
+        const float den = t * (float)a->scale[b];
+        for (int i = 0; i < BLOCK; i++) {
+            float q = t > 0 ? rintf(x[b * BLOCK + i] / den) : 0;
+            if (!(q <= 127)) q = 127;
+            if (q < -127) q = -127;
+            a->v[b * BLOCK + i] = (int16_t)q;
+        }
+    }
+}
+
+static void make_fp8(const quant_kern *k, const qact *a, const float *x, int K, float scale) {
+    enum { PIECE = 256 };
+    uint8_t codes[PIECE];
+    for (int at = 0; at < K; at += PIECE) {
+        const int n = K - at < PIECE ? K - at : PIECE;
+        k->fp8_div(codes, x + at, n, scale);
+        for (int i = 0; i < n; i++) a->wide[at + i] = (codes[i] & 0x7f) == 0x7f ? INT32_MIN : e4m3_times_512(codes[i]);
+    }
+}
+
+void qact_make(const quant_kern *k, void *act, const float *x, int K, linear_act mode, float input_scale) {
+    const qact a = parts(act, K);
+    switch (mode) {
+    case LINEAR_ACT_FLOAT: memcpy(a.x, x, (size_t)K * sizeof *x); break;
+    case LINEAR_ACT_FP4: make_fp4(k, &a, x, K, input_scale); break;
+    case LINEAR_ACT_INT8: make_int8(&a, x, K); break;
+    case LINEAR_ACT_FP8: make_fp8(k, &a, x, K, input_scale); break;
+    }
+}
+
+/* One output row against integers: exact in int64 (|block| <= 24384, scales < 2^18: 53 bits and some for the sum). */
+static float nvfp4_row_int(const uint8_t *codes, const uint8_t *scales, const qact *a, int K, bool *bad) {
+    int64_t sum = 0;
+    for (int b = 0; b < K / BLOCK; b++) {
+        int32_t dot = 0;
+        for (int i = 0; i < BLOCK / 2; i++) {
+            const uint8_t c = codes[b * BLOCK / 2 + i];
+            dot += twice[c & 15] * a->v[b * BLOCK + 2 * i] + twice[c >> 4] * a->v[b * BLOCK + 2 * i + 1];
+        }
+        *bad |= a->scale[b] == INT32_MIN;
+        sum += (int64_t)dot * e4m3_times_512(scales[b]) * a->scale[b];
+    }
+    return (float)sum;
+}
+
+/* W4A16: per block an fma chain over its columns, then one fma per block. */
+static float nvfp4_row_float(const uint8_t *codes, const uint8_t *scales, const float *x, int K) {
+    float acc = 0;
+    for (int b = 0; b < K / BLOCK; b++) {
+        float p = 0;
+        for (int i = 0; i < BLOCK; i++) {
+            const uint8_t c = codes[(b * BLOCK + i) / 2];
+            p = fmaf(0.5f * (float)twice[i % 2 ? c >> 4 : c & 15], x[b * BLOCK + i], p);
+        }
+        acc = fmaf(p, e4m3_to_f32(scales[b]), acc);
+    }
+    return acc;
+}
+
+static float fp8_row_int(const uint8_t *w, const int32_t *a, int K, bool *bad) {
+    int64_t sum = 0;
+    for (int i = 0; i < K; i++) {
+        *bad |= a[i] == INT32_MIN;
+        sum += (int64_t)e4m3_times_512(w[i]) * a[i];
+    }
+    return (float)sum;
+}
+
+/* FP8 weights with float inputs: a plain chain in increasing k. */
+static float fp8_row_float(const uint8_t *w, const float *x, int K) {
+    float acc = 0;
+    for (int i = 0; i < K; i++) acc = fmaf(e4m3_to_f32(w[i]), x[i], acc);
+    return acc;
+}
+
+void qlinear_rows(float *y, const linear_desc *d, const void *act, int n0, int n1) {
+    const int K = d->cols;
+    const qact a = parts((void *)(uintptr_t)act, K);
+    for (int n = n0; n < n1; n++, y++) {
+        bool bad = false;
+        if (d->format == LINEAR_FP8) {
+            const uint8_t *w = (const uint8_t *)d->data + (int64_t)n * K;
+            if (d->act == LINEAR_ACT_FLOAT)
+                *y = fp8_row_float(w, a.x, K) * d->scale_2;
+            else
+                *y = fp8_row_int(w, a.wide, K, &bad) * 0x1p-18f * (d->scale_2 * d->input_scale);
+        } else {
+            const uint8_t *codes = (const uint8_t *)d->data + (int64_t)n * (K / 2), *scales = d->scales + (int64_t)n * (K / BLOCK);
+            if (d->act == LINEAR_ACT_FLOAT)
+                *y = nvfp4_row_float(codes, scales, a.x, K) * d->scale_2;
+            else if (d->act == LINEAR_ACT_INT8)
+                *y = nvfp4_row_int(codes, scales, &a, K, &bad) * 0x1p-9f * (d->scale_2 * *a.factor * 0.5f);
+            else
+                *y = nvfp4_row_int(codes, scales, &a, K, &bad) * 0x1p-18f * (d->scale_2 * d->input_scale * 0.25f);
+        }
+        if (bad) *y = NAN;
+    }
+}
