@@ -4,7 +4,7 @@
 
 static bool prepare(net *n, linear **out, const wmat *m, err *e) {
     if (!m->data) return true;
-    const linear_desc d = { m->name, m->type, m->rows, m->cols, m->data };
+    const linear_desc d = { .name = m->name, .type = m->type, .rows = m->rows, .cols = m->cols, .data = m->data };
     return n->o->linear_new(n->o, out, &d, e);
 }
 
