@@ -33,6 +33,7 @@ INLINE __m256i max_of_halves64(__m256i a, __m256i b) {
 INLINE __m256 block_max_bf16(const uint16_t *x) {
     const __m256i mask = _mm256_set1_epi16(0x7fff);
     __m256i t[4];
+#pragma GCC unroll 8
     for (int i = 0; i < 4; i++) { /* two blocks into one vector: the first in even words */
         const __m256i a = _mm256_and_si256(mask, _mm256_loadu_si256((const __m256i *)(x + 32 * i)));
         const __m256i b = _mm256_and_si256(mask, _mm256_loadu_si256((const __m256i *)(x + 32 * i + 16)));
@@ -48,6 +49,7 @@ INLINE __m256 block_max_bf16(const uint16_t *x) {
 
 INLINE __m256 block_max_f32(const float *x) {
     __m256i p[8];
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i++)
         p[i] = _mm256_max_epi32(as_si(magnitude(_mm256_loadu_ps(x + 16 * i))),
                                 as_si(magnitude(_mm256_loadu_ps(x + 16 * i + 8))));
@@ -134,6 +136,7 @@ INLINE __m256 act_scales(uint8_t *scales, __m256 b, float g, __m256i *tiny) {
  * the low dword of qword j holds byte j of the 4 blocks' halves. */
 INLINE __m256i codes_of_4(const void *w, int64_t block, int half, const float *den, bool bf16) {
     __m256i c[4];
+#pragma GCC unroll 8
     for (int i = 0; i < 4; i++) {
         const __m256 x = load8(w, 16 * (block + i) + 8 * half, bf16);
         c[i] = e2m1_round(_mm256_div_ps(x, _mm256_set1_ps(den[block + i])));
@@ -152,6 +155,7 @@ INLINE void codes_of_8(uint8_t *codes, const void *w, __m256 den8, __m256i drop,
     _mm256_storeu_si256((__m256i *)gone, drop);
     const __m256i bytes =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+#pragma GCC unroll 8
     for (int h = 0; h < 2; h++) {
         const __m256i a = codes_of_4(w, 4 * h, 0, den, bf16), b = codes_of_4(w, 4 * h, 1, den, bf16);
         /* lane 0: bytes 0 1 4 5 of the rows, lane 1: bytes 2 3 6 7, each a dword of the 4 blocks */
@@ -319,6 +323,7 @@ static float amax_bf16(const uint16_t *x, int64_t n) {
     __m256i m[4] = { _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256() };
     int64_t i = 0;
     for (; i + 64 <= n; i += 64)
+#pragma GCC unroll 8
         for (int j = 0; j < 4; j++) {
             const __m256i v = _mm256_loadu_si256((const __m256i *)(x + i + 16 * j));
             m[j] = _mm256_max_epu16(m[j], _mm256_and_si256(mask, v));
@@ -326,6 +331,7 @@ static float amax_bf16(const uint16_t *x, int64_t n) {
     if (i < n) {
         uint16_t rest[64] = { 0 };
         memcpy(rest, x + i, (size_t)(n - i) * 2);
+#pragma GCC unroll 8
         for (int j = 0; j < 4; j++) {
             const __m256i v = _mm256_loadu_si256((const __m256i *)(rest + 16 * j));
             m[j] = _mm256_max_epu16(m[j], _mm256_and_si256(mask, v));
@@ -344,10 +350,12 @@ static float amax_f32(const float *x, int64_t n) {
     __m256i m[4] = { _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256() };
     int64_t i = 0;
     for (; i + 32 <= n; i += 32)
+#pragma GCC unroll 8
         for (int j = 0; j < 4; j++) m[j] = _mm256_max_epi32(m[j], as_si(magnitude(_mm256_loadu_ps(x + i + 8 * j))));
     if (i < n) {
         float rest[32] = { 0 };
         memcpy(rest, x + i, (size_t)(n - i) * 4);
+#pragma GCC unroll 8
         for (int j = 0; j < 4; j++) m[j] = _mm256_max_epi32(m[j], as_si(magnitude(_mm256_loadu_ps(rest + 8 * j))));
     }
     const int32_t top = max_of_8(_mm256_max_epi32(_mm256_max_epi32(m[0], m[1]), _mm256_max_epi32(m[2], m[3])));
@@ -400,6 +408,7 @@ INLINE void square_into(__m256d acc[2], __m256 x) { /* the product of float32 va
 }
 
 INLINE void error16(__m256d e[4], __m256d r[4], const void *x, const float *y, int64_t at, bool bf16) {
+#pragma GCC unroll 8
     for (int h = 0; h < 2; h++) {
         const __m256 v = load8(x, at + 8 * h, bf16);
         square_into(e + 2 * h, _mm256_sub_ps(v, _mm256_loadu_ps(y + at + 8 * h)));
@@ -409,6 +418,7 @@ INLINE void error16(__m256d e[4], __m256d r[4], const void *x, const float *y, i
 
 INLINE void error(stats_error *s, const void *x, const float *y, int64_t n, bool bf16) {
     __m256d e[4], r[4];
+#pragma GCC unroll 8
     for (int j = 0; j < 4; j++) {
         e[j] = _mm256_loadu_pd(s->err2 + 4 * j);
         r[j] = _mm256_loadu_pd(s->ref2 + 4 * j);
@@ -423,6 +433,7 @@ INLINE void error(stats_error *s, const void *x, const float *y, int64_t n, bool
         memcpy(last, y + i, (size_t)(n - i) * 4);
         error16(e, r, rest, last, 0, bf16);
     }
+#pragma GCC unroll 8
     for (int j = 0; j < 4; j++) {
         _mm256_storeu_pd(s->err2 + 4 * j, e[j]);
         _mm256_storeu_pd(s->ref2 + 4 * j, r[j]);

@@ -43,6 +43,7 @@ INLINE __m512 block_max_bf16(const uint16_t *x) {
     const __m512i mask = _mm512_set1_epi16(0x7fff);
     const __mmask32 odd = 0xaaaaaaaau;
     __m512i t[4];
+#pragma GCC unroll 8
     for (int i = 0; i < 4; i++) { /* two vectors (blocks 4i .. 4i+3) into one: the first in even words */
         const __m512i a = _mm512_and_si512(mask, _mm512_loadu_si512(x + 64 * i));
         const __m512i b = _mm512_and_si512(mask, _mm512_loadu_si512(x + 64 * i + 32));
@@ -61,6 +62,7 @@ INLINE __m512 block_max_bf16(const uint16_t *x) {
 
 INLINE __m512 block_max_f32(const float *x) {
     __m512i p[4];
+#pragma GCC unroll 8
     for (int i = 0; i < 4; i++) {
         const float *at = x + 64 * i;
         const __m512i a = _mm512_castps_si512(magnitude(_mm512_loadu_ps(at)));
@@ -144,6 +146,7 @@ INLINE __m512 act_scales(uint8_t *scales, __m512 b, float g, __mmask16 *tiny) {
  * holds byte j of the 4 blocks. */
 INLINE __m512i codes_of_4(const void *w, int64_t block, const float *den, bool bf16) {
     __m512i c[4];
+#pragma GCC unroll 8
     for (int i = 0; i < 4; i++)
         c[i] = e2m1_round(_mm512_div_ps(load16(w, block + i, bf16), _mm512_set1_ps(den[block + i])));
     const __m512i lo = _mm512_or_si512(c[0], _mm512_slli_epi32(c[1], 8));
@@ -159,6 +162,7 @@ INLINE void codes_of_16(uint8_t *codes, const void *w, __m512 den16, __mmask16 d
     const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
     const __m512i words = _mm512_set_epi16(31, 23, 15, 7, 30, 22, 14, 6, 29, 21, 13, 5, 28, 20, 12, 4, 27, 19, 11, 3,
                                            26, 18, 10, 2, 25, 17, 9, 1, 24, 16, 8, 0);
+#pragma GCC unroll 8
     for (int h = 0; h < 2; h++) {
         const __m512i a = codes_of_4(w, 8 * h, den, bf16), b = codes_of_4(w, 8 * h + 4, den, bf16);
         const __m512i both = _mm512_mask_blend_epi32(0xaaaa, a, _mm512_slli_epi64(b, 32));
@@ -271,7 +275,8 @@ INLINE __mmask16 tail_mask(int64_t left) { return left >= 16 ? 0xffff : (__mmask
 INLINE __m128i e4m3_codes(__m512 x, bool cast) {
     const __m512 a = magnitude(x);
     __m512 value;
-    const __mmask16 nan = _mm512_cmp_ps_mask(a, cast ? _mm512_set1_ps(464) : a, cast ? _CMP_NLE_UQ : _CMP_UNORD_Q);
+    const __mmask16 nan =
+        cast ? _mm512_cmp_ps_mask(a, _mm512_set1_ps(464), _CMP_NLE_UQ) : _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
     __m512i code = e4m3_round(_mm512_min_ps(a, _mm512_set1_ps(448)), &value); /* min(NaN, 448) = 448 */
     code = _mm512_mask_mov_epi32(code, nan, _mm512_set1_epi32(0x7f));
     const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(x), 24), _mm512_set1_epi32(0x80));
@@ -319,6 +324,7 @@ static float amax_bf16(const uint16_t *x, int64_t n) {
     __m512i m[4] = { _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512() };
     int64_t i = 0;
     for (; i + 128 <= n; i += 128)
+#pragma GCC unroll 8
         for (int j = 0; j < 4; j++)
             m[j] = _mm512_max_epu16(m[j], _mm512_and_si512(mask, _mm512_loadu_si512(x + i + 32 * j)));
     for (; i < n; i += 32) {
@@ -338,6 +344,7 @@ static float amax_f32(const float *x, int64_t n) {
     __m512i m[4] = { _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512() };
     int64_t i = 0;
     for (; i + 64 <= n; i += 64)
+#pragma GCC unroll 8
         for (int j = 0; j < 4; j++)
             m[j] = _mm512_max_epi32(m[j], _mm512_castps_si512(magnitude(_mm512_loadu_ps(x + i + 16 * j))));
     for (; i < n; i += 16) {
