@@ -9,16 +9,23 @@
 
 /* Bounds of the format, not of any machine: they keep every product below 2^63 and refuse nonsense early. */
 enum {
-    MAX_VOCAB = 1 << 24, MAX_WIDTH = 1 << 16, MAX_FFN = 1 << 18, MAX_HEADS = 1024, MAX_HEAD_DIM = 1024,
-    MAX_EXPERTS = 4096, MAX_TOPK = 64, MAX_POSITION = 1 << 24, CONV_KERNEL = 4
+    MAX_VOCAB = 1 << 24,
+    MAX_WIDTH = 1 << 16,
+    MAX_FFN = 1 << 18,
+    MAX_HEADS = 1024,
+    MAX_HEAD_DIM = 1024,
+    MAX_EXPERTS = 4096,
+    MAX_TOPK = 64,
+    MAX_POSITION = 1 << 24,
+    CONV_KERNEL = 4
 };
 static const int64_t MAX_STATE_BYTES = (int64_t)1 << 36;
 
 typedef struct reader {
     model_config *c;
-    fields text;   /* text_config, then the top level */
-    fields top;    /* the top level, then text_config */
-    fields gen;    /* generation_config.json */
+    fields text; /* text_config, then the top level */
+    fields top;  /* the top level, then text_config */
+    fields gen;  /* generation_config.json */
     bool nested;
 } reader;
 
@@ -28,10 +35,10 @@ static const struct {
     const char *type, *architecture;
     bool moe, next;
 } families[] = {
+    { "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", true, false }, /* the longest architecture that fits comes first */
     { "qwen3_5_moe", "Qwen3_5Moe", true, false },
-    { "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", true, false },
-    { "qwen3_5", "Qwen3_5", false, false },
     { "qwen3_5_text", "Qwen3_5ForCausalLM", false, false },
+    { "qwen3_5", "Qwen3_5", false, false },
     { "qwen3_next", "Qwen3Next", true, true },
 };
 
@@ -48,21 +55,25 @@ static int family_of_architecture(str a) {
 }
 
 static bool unknown_type(const reader *r, const char *key, str type, err *e) {
-    return fail(e, ERR_INPUT, "E-CONFIG-TYPE",
-                "%s/%s: %s: \"%.60s\" is not a model nibble knows (qwen3_5_moe, qwen3_5, their _text variants, qwen3_next)",
-                r->text.dir, r->text.file, key, type.p);
+    return fail(
+        e, ERR_INPUT, "E-CONFIG-TYPE",
+        "%s/%s: %s: \"%.60s\" is not a model nibble knows (qwen3_5_moe, qwen3_5, their _text variants, qwen3_next)",
+        r->text.dir, r->text.file, key, type.p);
 }
 
 static bool read_type(reader *r, err *e) {
     const fields text_only = { r->text.inner, NULL, r->text.dir, r->text.file };
     const fields top_only = { r->top.inner, NULL, r->text.dir, r->text.file };
     str inner, outer, arch = { 0 };
-    if (!field_str_opt(&text_only, "model_type", &inner, e) || !field_str_opt(&top_only, "model_type", &outer, e)) return false;
+    if (!field_str_opt(&text_only, "model_type", &inner, e) || !field_str_opt(&top_only, "model_type", &outer, e))
+        return false;
     const json *list = field_get(&r->top, "architectures");
-    if (json_is(list, JSON_ARRAY) && list->n && list->u.items[0].type == JSON_STRING) arch = json_str(&list->u.items[0]);
+    if (json_is(list, JSON_ARRAY) && list->n && list->u.items[0].type == JSON_STRING)
+        arch = json_str(&list->u.items[0]);
 
     if (outer.p && family_of_type(outer) < 0) return unknown_type(r, "model_type", outer, e);
-    if (inner.p && family_of_type(inner) < 0) return unknown_type(r, r->nested ? "text_config.model_type" : "model_type", inner, e);
+    if (inner.p && family_of_type(inner) < 0)
+        return unknown_type(r, r->nested ? "text_config.model_type" : "model_type", inner, e);
     if (!inner.p) inner = outer;
     int family = inner.p ? family_of_type(inner) : family_of_architecture(arch);
     if (family < 0)
@@ -71,11 +82,12 @@ static bool read_type(reader *r, err *e) {
     if (!inner.p) inner = str_of(families[family].type);
     const int of_outer = outer.p ? family_of_type(outer) : family;
     if (families[of_outer].moe != families[family].moe || families[of_outer].next != families[family].next)
-        return fail(e, ERR_INPUT, "E-CONFIG-TYPE", "%s/%s: model_type \"%.60s\" does not go with text_config's \"%.60s\"",
-                    r->text.dir, r->text.file, outer.p, inner.p);
+        return fail(e, ERR_INPUT, "E-CONFIG-TYPE",
+                    "%s/%s: model_type \"%.60s\" does not go with text_config's \"%.60s\"", r->text.dir, r->text.file,
+                    outer.p, inner.p);
     if (arch.p && family_of_architecture(arch) < 0)
-        log_say("N-CONFIG-ARCH", "%s/%s: architectures: \"%.60s\" is unknown; read as model_type \"%.60s\"", r->text.dir,
-                r->text.file, arch.p, inner.p);
+        log_say("N-CONFIG-ARCH", "%s/%s: architectures: \"%.60s\" is unknown; read as model_type \"%.60s\"",
+                r->text.dir, r->text.file, arch.p, inner.p);
     snprintf(r->c->model_type, sizeof r->c->model_type, "%s", inner.p);
     snprintf(r->c->architecture, sizeof r->c->architecture, "%s", arch.p ? arch.p : "");
     r->c->is_moe = families[family].moe;
@@ -109,13 +121,15 @@ static bool check_text(const reader *r, const char *key, const char *const *know
 
 static bool read_refusals(const reader *r, err *e) {
     static const char *const silu[] = { "silu", "swish", NULL };
-    if (!check_text(r, "hidden_act", silu, "E-CONFIG-ACT", e) || !check_text(r, "output_gate_type", silu, "E-CONFIG-ACT", e))
+    if (!check_text(r, "hidden_act", silu, "E-CONFIG-ACT", e) ||
+        !check_text(r, "output_gate_type", silu, "E-CONFIG-ACT", e))
         return false;
     static const char *const off[] = { "attention_bias", "mlp_bias", "linear_attention_bias", "use_sliding_window",
                                        "mtp_use_dedicated_embeddings" };
     for (int i = 0; i < (int)ARRAY_LEN(off); i++)
         if (!refuse_true(r, off[i], e)) return false;
-    if (!refuse_number(r, "final_logit_softcapping", 0, e) || !refuse_number(r, "attn_logit_softcapping", 0, e)) return false;
+    if (!refuse_number(r, "final_logit_softcapping", 0, e) || !refuse_number(r, "attn_logit_softcapping", 0, e))
+        return false;
     bool norm_topk = true, found;
     if (!field_bool_opt(&r->text, "norm_topk_prob", &norm_topk, &found, e)) return false;
     if (!norm_topk)
@@ -124,11 +138,12 @@ static bool read_refusals(const reader *r, err *e) {
     if (r->c->is_moe && !refuse_number(r, "decoder_sparse_step", 1, e)) return false;
     const json *dense = field_get(&r->text, "mlp_only_layers");
     if (dense && !(dense->type == JSON_ARRAY && dense->n == 0))
-        return field_refuse(&r->text, "E-CONFIG-UNSUPPORTED", "mlp_only_layers", dense, "is not supported (every layer is alike)", e);
+        return field_refuse(&r->text, "E-CONFIG-UNSUPPORTED", "mlp_only_layers", dense,
+                            "is not supported (every layer is alike)", e);
     const json *ssm = field_get(&r->text, "mamba_ssm_dtype");
     if (ssm && !(ssm->type == JSON_STRING && str_is(json_str(ssm), "float32")))
-        log_say("N-CONFIG-SSM", "%s/%s: mamba_ssm_dtype: %.40s is not used: the recurrent state is float32", r->text.dir,
-                r->text.file, ssm->type == JSON_STRING ? ssm->u.s : "the value");
+        log_say("N-CONFIG-SSM", "%s/%s: mamba_ssm_dtype: %.40s is not used: the recurrent state is float32",
+                r->text.dir, r->text.file, ssm->type == JSON_STRING ? ssm->u.s : "the value");
     return true;
 }
 
@@ -139,13 +154,15 @@ static bool int_or_said(const reader *r, const char *key, int lo, int hi, int fa
     bool found;
     *out = fallback;
     if (!field_int_opt(&r->text, key, lo, hi, out, &found, e)) return false;
-    if (!found) log_say("N-CONFIG-DEFAULT", "%s/%s: %s is missing: %d assumed", r->text.dir, r->text.file, key, fallback);
+    if (!found)
+        log_say("N-CONFIG-DEFAULT", "%s/%s: %s is missing: %d assumed", r->text.dir, r->text.file, key, fallback);
     return true;
 }
 
 static bool divides(const reader *r, const char *a, int va, const char *b, int vb, err *e) {
     if (va % vb == 0) return true;
-    return fail(e, ERR_INPUT, "E-CONFIG-FIELD", "%s/%s: %s: %d is not a multiple of %s %d", r->text.dir, r->text.file, a, va, b, vb);
+    return fail(e, ERR_INPUT, "E-CONFIG-FIELD", "%s/%s: %s: %d is not a multiple of %s %d", r->text.dir, r->text.file,
+                a, va, b, vb);
 }
 
 static bool read_widths(reader *r, err *e) {
@@ -184,8 +201,8 @@ static bool read_gdn(reader *r, err *e) {
         !int_or_said(r, "linear_conv_kernel_dim", 1, 64, CONV_KERNEL, &c->conv_kernel, e))
         return false;
     if (c->conv_kernel != CONV_KERNEL)
-        return field_refuse(&r->text, "E-CONFIG-UNSUPPORTED", "linear_conv_kernel_dim", field_get(&r->text, "linear_conv_kernel_dim"),
-                            "is not supported (4)", e);
+        return field_refuse(&r->text, "E-CONFIG-UNSUPPORTED", "linear_conv_kernel_dim",
+                            field_get(&r->text, "linear_conv_kernel_dim"), "is not supported (4)", e);
     return true;
 }
 
@@ -198,8 +215,8 @@ static bool read_ffn(reader *r, err *e) {
         !field_int(&r->text, "shared_expert_intermediate_size", 0, MAX_FFN, &c->shared_inter, e))
         return false;
     if (c->topk > c->experts)
-        return fail(e, ERR_INPUT, "E-CONFIG-FIELD", "%s/%s: num_experts_per_tok: %d is more than num_experts %d", r->text.dir,
-                    r->text.file, c->topk, c->experts);
+        return fail(e, ERR_INPUT, "E-CONFIG-FIELD", "%s/%s: num_experts_per_tok: %d is more than num_experts %d",
+                    r->text.dir, r->text.file, c->topk, c->experts);
     return true;
 }
 
@@ -222,14 +239,16 @@ static bool read_layers(reader *r, err *e) {
             if (!full && !(t->type == JSON_STRING && str_is(json_str(t), "linear_attention"))) {
                 char key[40];
                 snprintf(key, sizeof key, "layer_types[%d]", i);
-                return field_refuse(&r->text, "E-CONFIG-LAYER", key, t, "is not supported (linear_attention or full_attention)", e);
+                return field_refuse(&r->text, "E-CONFIG-LAYER", key, t,
+                                    "is not supported (linear_attention or full_attention)", e);
             }
         }
         c->layer[i] = full ? LAYER_ATTN : LAYER_GDN;
         full ? c->attn_layers++ : c->gdn_layers++;
     }
     if (config_state_bytes(c) > MAX_STATE_BYTES)
-        return fail(e, ERR_INPUT, "E-CONFIG-FIELD", "%s/%s: linear_num_value_heads: %d heads of %d x %d in %d layers need %lld bytes of state",
+        return fail(e, ERR_INPUT, "E-CONFIG-FIELD",
+                    "%s/%s: linear_num_value_heads: %d heads of %d x %d in %d layers need %lld bytes of state",
                     r->text.dir, r->text.file, c->lin_v_heads, c->lin_k_dim, c->lin_v_dim, c->gdn_layers,
                     (long long)config_state_bytes(c));
     return true;
@@ -250,10 +269,15 @@ static bool read_mtp(reader *r, err *e) {
 /* ---- dtype, stop ids, sampling ---- */
 
 static bool read_dtype(reader *r, err *e) {
-    const fields levels[] = { { r->text.inner, NULL, r->text.dir, r->text.file }, { r->top.inner, NULL, r->text.dir, r->text.file } };
+    const fields levels[] = { { r->text.inner, NULL, r->text.dir, r->text.file },
+                              { r->top.inner, NULL, r->text.dir, r->text.file } };
     static const char *const keys[] = { "dtype", "torch_dtype" };
-    static const struct { const char *name; dtype type; } types[] = { { "bfloat16", DT_BF16 }, { "float16", DT_F16 },
-                                                                      { "half", DT_F16 }, { "float32", DT_F32 }, { "float", DT_F32 } };
+    static const struct {
+        const char *name;
+        dtype type;
+    } types[] = {
+        { "bfloat16", DT_BF16 }, { "float16", DT_F16 }, { "half", DT_F16 }, { "float32", DT_F32 }, { "float", DT_F32 }
+    };
     for (int i = 0; i < 4; i++) {
         str s;
         if (!field_str_opt(&levels[i / 2], keys[i % 2], &s, e)) return false;
@@ -261,7 +285,8 @@ static bool read_dtype(reader *r, err *e) {
         const str bare = str_starts(s, STR("torch.")) ? str_skip(s, 6) : s;
         for (int k = 0; k < (int)ARRAY_LEN(types); k++)
             if (str_is(bare, types[k].name)) return r->c->type = types[k].type, true;
-        return field_bad(&levels[i / 2], keys[i % 2], field_get(&levels[i / 2], keys[i % 2]), "bfloat16, float16 or float32", e);
+        return field_bad(&levels[i / 2], keys[i % 2], field_get(&levels[i / 2], keys[i % 2]),
+                         "bfloat16, float16 or float32", e);
     }
     r->c->type = DT_BF16;
     log_say("N-CONFIG-DTYPE", "%s/%s: no dtype: bfloat16 assumed", r->text.dir, r->text.file);
@@ -278,7 +303,8 @@ static bool add_stop(reader *r, const fields *f, const json *v, err *e) {
     for (int i = 0; i < c->stop_count; i++)
         if (c->stop_ids[i] == v->u.i) return true;
     if (c->stop_count == CONFIG_MAX_STOPS)
-        return fail(e, ERR_INPUT, "E-CONFIG-FIELD", "%s/%s: eos_token_id: more than %d ids", f->dir, f->file, (int)CONFIG_MAX_STOPS);
+        return fail(e, ERR_INPUT, "E-CONFIG-FIELD", "%s/%s: eos_token_id: more than %d ids", f->dir, f->file,
+                    (int)CONFIG_MAX_STOPS);
     c->stop_ids[c->stop_count++] = (int)v->u.i;
     return true;
 }
@@ -294,7 +320,8 @@ static bool read_stops(reader *r, err *e) {
         return false;
     }
     if (!r->c->stop_count)
-        log_say("N-CONFIG-STOP", "%s/%s: no eos_token_id: an answer ends only at its token limit", r->text.dir, r->text.file);
+        log_say("N-CONFIG-STOP", "%s/%s: no eos_token_id: an answer ends only at its token limit", r->text.dir,
+                r->text.file);
     return true;
 }
 
@@ -306,13 +333,18 @@ static bool read_sampling(reader *r, err *e) {
         !field_double_opt(&r->gen, "top_p", 0, 1, &c->gen.top_p, &c->gen.has_top_p, e) ||
         !field_double_opt(&r->gen, "min_p", 0, 1, &c->gen.min_p, &c->gen.has_min_p, e))
         return false;
-    static const struct { const char *key; double neutral; } others[] = { { "repetition_penalty", 1 }, { "presence_penalty", 0 },
-                                                                           { "frequency_penalty", 0 }, { "typical_p", 1 } };
+    static const struct {
+        const char *key;
+        double neutral;
+    } others[] = {
+        { "repetition_penalty", 1 }, { "presence_penalty", 0 }, { "frequency_penalty", 0 }, { "typical_p", 1 }
+    };
     for (int i = 0; i < (int)ARRAY_LEN(others); i++) {
         double v = others[i].neutral;
         if (!field_double_opt(&r->gen, others[i].key, -100, 100, &v, NULL, e)) return false;
         if (v != others[i].neutral)
-            log_say("N-CONFIG-SAMPLING", "%s/%s: %s %g is not applied by default", r->gen.dir, r->gen.file, others[i].key, v);
+            log_say("N-CONFIG-SAMPLING", "%s/%s: %s %g is not applied by default", r->gen.dir, r->gen.file,
+                    others[i].key, v);
     }
     return true;
 }
@@ -321,19 +353,20 @@ static bool read_sampling(reader *r, err *e) {
 
 bool config_read(model_config *out, const json *config, const json *generation, const char *dir, err *e) {
     *out = (model_config){ 0 };
-    if (!json_is(config, JSON_OBJECT))
-        return fail(e, ERR_INPUT, "E-CONFIG-TYPE", "%s/config.json: not an object", dir);
+    if (!json_is(config, JSON_OBJECT)) return fail(e, ERR_INPUT, "E-CONFIG-TYPE", "%s/config.json: not an object", dir);
     const json *text = json_get(config, "text_config");
     const bool nested = json_is(text, JSON_OBJECT);
     if (text && text->type != JSON_NULL && !nested)
         return fail(e, ERR_INPUT, "E-CONFIG-FIELD", "%s/config.json: text_config is not an object", dir);
     if (!nested) text = config;
-    reader r = { .c = out, .nested = nested, .text = { text, nested ? config : NULL, dir, "config.json" },
+    reader r = { .c = out,
+                 .nested = nested,
+                 .text = { text, nested ? config : NULL, dir, "config.json" },
                  .top = { config, nested ? text : NULL, dir, "config.json" },
                  .gen = { generation, NULL, dir, "generation_config.json" } };
     return read_type(&r, e) && read_refusals(&r, e) && read_widths(&r, e) && read_attention(&r, e) && read_gdn(&r, e) &&
-           read_ffn(&r, e) && read_layers(&r, e) && config_read_rope(out, &r.text, e) && read_mtp(&r, e) && read_dtype(&r, e) &&
-           read_stops(&r, e) && read_sampling(&r, e);
+           read_ffn(&r, e) && read_layers(&r, e) && config_read_rope(out, &r.text, e) && read_mtp(&r, e) &&
+           read_dtype(&r, e) && read_stops(&r, e) && read_sampling(&r, e);
 }
 
 int64_t config_state_bytes(const model_config *c) {

@@ -27,7 +27,9 @@ static bool open_rope(rope_fields *r, const fields *text, err *e) {
     if (scaling && params)
         log_say("N-CONFIG-ROPE", "%s/%s: rope_scaling and rope_parameters are both present: fields of rope_scaling win",
                 text->dir, text->file);
-    *r = (rope_fields){ .rope = { .inner = scaling ? scaling : params, .outer = scaling ? params : NULL, .dir = text->dir,
+    *r = (rope_fields){ .rope = { .inner = scaling ? scaling : params,
+                                  .outer = scaling ? params : NULL,
+                                  .dir = text->dir,
                                   .file = text->file },
                         .text = text };
     return true;
@@ -40,12 +42,13 @@ static bool read_kind(model_config *c, const rope_fields *r, err *e) {
     c->rope_scaling = 1;
     if (str_is(type, "yarn")) return c->rope = ROPE_YARN, true;
     if (!str_is(type, "default") && !str_is(type, "mrope"))
-        return fail(e, ERR_INPUT, "E-CONFIG-ROPE", "%s/%s: rope_type: \"%.40s\" is not supported (default, mrope or yarn)",
-                    r->rope.dir, where(r), type.p);
+        return fail(e, ERR_INPUT, "E-CONFIG-ROPE",
+                    "%s/%s: rope_type: \"%.40s\" is not supported (default, mrope or yarn)", r->rope.dir, where(r),
+                    type.p);
     const json *factor = field_get(&r->rope, "factor");
     if (factor && !(json_is_number(factor) && json_double(factor) == 1.0))
-        log_say("N-CONFIG-ROPE", "%s/%s: rope factor is ignored: rope_type is \"%.40s\", not \"yarn\"", r->rope.dir, where(r),
-                type.p);
+        log_say("N-CONFIG-ROPE", "%s/%s: rope factor is ignored: rope_type is \"%.40s\", not \"yarn\"", r->rope.dir,
+                where(r), type.p);
     return true;
 }
 
@@ -57,9 +60,10 @@ static bool read_dims(model_config *c, const rope_fields *r, err *e) {
     if (!rope_double(r, "partial_rotary_factor", 0, 1, &share, &found, e)) return false;
     c->rotary_dim = (int)(c->head_dim * share); /* truncated, as int() does */
     if (c->rotary_dim < 2 || c->rotary_dim % 2)
-        return fail(e, ERR_INPUT, "E-CONFIG-ROPE",
-                    "%s/%s: partial_rotary_factor: %g of head_dim %d makes %d rotary dimensions (an even number from 2 on)",
-                    r->rope.dir, where(r), share, c->head_dim, c->rotary_dim);
+        return fail(
+            e, ERR_INPUT, "E-CONFIG-ROPE",
+            "%s/%s: partial_rotary_factor: %g of head_dim %d makes %d rotary dimensions (an even number from 2 on)",
+            r->rope.dir, where(r), share, c->head_dim, c->rotary_dim);
     return true;
 }
 
@@ -73,9 +77,11 @@ static bool read_axes(model_config *c, const rope_fields *r, err *e) {
     int section[3] = { 11, 11, 10 }, sum = 0; /* transformers' default, meant for 32 frequencies */
     if (!v && (half != 32 || c->is_next)) return true;
     if (found && !interleaved)
-        return fail(e, ERR_INPUT, "E-CONFIG-ROPE", "%s/%s: mrope_interleaved: false is not supported (this family interleaves)",
-                    r->rope.dir, where(r));
-    if (v && (v->type != JSON_ARRAY || v->n != 3)) return field_bad(&r->rope, "mrope_section", v, "a list of three numbers", e);
+        return fail(e, ERR_INPUT, "E-CONFIG-ROPE",
+                    "%s/%s: mrope_interleaved: false is not supported (this family interleaves)", r->rope.dir,
+                    where(r));
+    if (v && (v->type != JSON_ARRAY || v->n != 3))
+        return field_bad(&r->rope, "mrope_section", v, "a list of three numbers", e);
     for (int i = 0; v && i < 3; i++) {
         const json *s = &v->u.items[i];
         if (s->type != JSON_INT || s->u.i < 0 || s->u.i > half)
@@ -83,8 +89,9 @@ static bool read_axes(model_config *c, const rope_fields *r, err *e) {
         sum += section[i] = (int)s->u.i;
     }
     if (v && sum != half)
-        return fail(e, ERR_INPUT, "E-CONFIG-ROPE", "%s/%s: mrope_section: [%d, %d, %d] sums to %d, but there are %d rotary frequencies",
-                    r->rope.dir, where(r), section[0], section[1], section[2], sum, half);
+        return fail(e, ERR_INPUT, "E-CONFIG-ROPE",
+                    "%s/%s: mrope_section: [%d, %d, %d] sums to %d, but there are %d rotary frequencies", r->rope.dir,
+                    where(r), section[0], section[1], section[2], sum, half);
     for (int i = 0; i < half; i++) {
         const int axis = i % 3;
         c->rope_axis[i] = (uint8_t)(axis && i < 3 * section[axis] ? axis : 0);
@@ -120,7 +127,8 @@ static bool read_yarn(yarn *y, const model_config *c, const rope_fields *r, err 
     if (y->beta_fast == 0) y->beta_fast = 32;
     if (y->beta_slow == 0) y->beta_slow = 1;
     const double implied = (double)c->max_position / y->original;
-    if (!has_factor && (!has_original || implied < 1 || implied > 1024)) return field_missing(&r->rope, "factor (rope_type yarn)", e);
+    if (!has_factor && (!has_original || implied < 1 || implied > 1024))
+        return field_missing(&r->rope, "factor (rope_type yarn)", e);
     if (!has_factor) y->factor = implied;
     return true;
 }
@@ -143,7 +151,8 @@ static void yarn_frequencies(model_config *c, const yarn *y) {
     if (low == high) high += 0.001;
     const float lo = (float)low, span = (float)(high - low), factor = (float)y->factor;
     for (int i = 0; i < c->rotary_dim / 2; i++) {
-        const float freq = pos_freq(c, i), extrapolated = 1.0f / freq, scaled = factor * freq, interpolated = 1.0f / scaled;
+        const float freq = pos_freq(c, i), extrapolated = 1.0f / freq, scaled = factor * freq,
+                    interpolated = 1.0f / scaled;
         float ramp = ((float)i - lo) / span;
         ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
         const float keep = 1.0f - ramp, mix = 1.0f - keep;
@@ -170,10 +179,11 @@ bool config_read_rope(model_config *c, const fields *text, err *e) {
     if (!read_yarn(&y, c, &r, e)) return false;
     const double reach = y.factor * y.original;
     if (reach > MAX_POSITION)
-        return fail(e, ERR_INPUT, "E-CONFIG-ROPE", "%s/%s: yarn factor %g times %d positions is beyond %d", r.rope.dir, where(&r),
-                    y.factor, y.original, (int)MAX_POSITION);
+        return fail(e, ERR_INPUT, "E-CONFIG-ROPE", "%s/%s: yarn factor %g times %d positions is beyond %d", r.rope.dir,
+                    where(&r), y.factor, y.original, (int)MAX_POSITION);
     if (c->max_position != y.original && fabs(reach - c->max_position) > 0.5)
-        log_say("N-CONFIG-ROPE", "%s/%s: yarn factor %g times %d positions is not max_position_embeddings %d: the factor counts",
+        log_say("N-CONFIG-ROPE",
+                "%s/%s: yarn factor %g times %d positions is not max_position_embeddings %d: the factor counts",
                 r.rope.dir, where(&r), y.factor, y.original, c->max_position);
     if (reach > c->max_position) c->max_position = (int)reach;
     yarn_frequencies(c, &y);

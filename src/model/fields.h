@@ -2,8 +2,8 @@
  *
  * A field is looked up in `inner`, then in `outer`; JSON null counts as absent, as in transformers. Every refusal
  * is ERR_INPUT, names file, field and value: "DIR/config.json: hidden_size: -5 is not a whole number from 1 to 65536". */
-#ifndef NIBBLE_MODEL_FIELDS_H
-#define NIBBLE_MODEL_FIELDS_H
+#ifndef NIBBLE_FIELDS_H
+#define NIBBLE_FIELDS_H
 
 #include "base/err.h"
 #include "base/json.h"
@@ -26,7 +26,8 @@ NODISCARD bool field_int(const fields *f, const char *key, int lo, int hi, int *
 NODISCARD bool field_double(const fields *f, const char *key, double lo, double hi, double *out, err *e);
 /* Optional: *out keeps the value it has when the field is absent; *found may be NULL. */
 NODISCARD bool field_int_opt(const fields *f, const char *key, int lo, int hi, int *out, bool *found, err *e);
-NODISCARD bool field_double_opt(const fields *f, const char *key, double lo, double hi, double *out, bool *found, err *e);
+NODISCARD bool field_double_opt(const fields *f, const char *key, double lo, double hi, double *out, bool *found,
+                                err *e);
 NODISCARD bool field_bool_opt(const fields *f, const char *key, bool *out, bool *found, err *e);
 NODISCARD bool field_str_opt(const fields *f, const char *key, str *out, err *e); /* .p NULL when absent */
 
