@@ -33,8 +33,10 @@ int name_expert(str n) { return number_behind(n, STR(".experts.")); }
 bool name_is_kv_scale(str n) { return str_ends(n, STR(".k_scale")) || str_ends(n, STR(".v_scale")); }
 
 bool name_is_scale(str n) {
-    static const char *const ends[] = { "weight_scale", "weight_scale_2", "input_scale", "weight_scale_inv", "weight_global_scale",
-                                        "input_global_scale", "proj_scale", "proj_global_scale" };
+    static const char *const ends[] = {
+        "weight_scale",        "weight_scale_2",     "input_scale", "weight_scale_inv",
+        "weight_global_scale", "input_global_scale", "proj_scale",  "proj_global_scale"
+    };
     if (name_is_kv_scale(n)) return true;
     for (int i = 0; i < (int)ARRAY_LEN(ends); i++)
         if (str_ends(n, str_of(ends[i]))) return true;
@@ -42,8 +44,9 @@ bool name_is_scale(str n) {
 }
 
 const char *weight_class_name(weight_class c) {
-    static const char *const names[WC_COUNT + 1] = { "embed", "head", "gdn", "attention", "router", "experts", "shared_expert",
-                                                     "dense_ffn", "norm", "mtp", "vision", "other" };
+    static const char *const names[WC_COUNT + 1] = { "embed",  "head",    "gdn",           "attention",
+                                                     "router", "experts", "shared_expert", "dense_ffn",
+                                                     "norm",   "mtp",     "vision",        "other" };
     return names[c >= 0 && c < WC_COUNT ? c : WC_COUNT];
 }
 

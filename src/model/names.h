@@ -2,8 +2,8 @@
  *
  * Text tensors stand behind one of three prefixes (model.language_model., model., language_model.model.), the draft
  * head behind mtp., the vision tower behind model.visual. or visual.; lm_head stands alone. Pure functions. */
-#ifndef NIBBLE_MODEL_NAMES_H
-#define NIBBLE_MODEL_NAMES_H
+#ifndef NIBBLE_NAMES_H
+#define NIBBLE_NAMES_H
 
 #include "base/str.h"
 

@@ -66,14 +66,16 @@ static st_tensor *take(binder *b, const char *param) {
 }
 
 static bool no_memory(binder *b, uint64_t bytes) {
-    return fail(b->e, ERR_MACHINE, "E-LOAD-MEMORY", "%s: no memory for %llu bytes", b->c->dir, (unsigned long long)bytes);
+    return fail(b->e, ERR_MACHINE, "E-MACHINE-MEMORY", "%s: no memory for %llu bytes", b->c->dir,
+                (unsigned long long)bytes);
 }
 
 /* ---- shapes and types ---- */
 
 static void shape_text(char *out, size_t n, const int64_t *shape, int rank) {
     size_t at = (size_t)snprintf(out, n, "[");
-    for (int i = 0; i < rank && at < n; i++) at += (size_t)snprintf(out + at, n - at, "%s%lld", i ? ", " : "", (long long)shape[i]);
+    for (int i = 0; i < rank && at < n; i++)
+        at += (size_t)snprintf(out + at, n - at, "%s%lld", i ? ", " : "", (long long)shape[i]);
     if (at < n) snprintf(out + at, n - at, "]");
 }
 
@@ -89,14 +91,14 @@ static bool check_shape(binder *b, const st_tensor *t, int rank, const int64_t *
     char have[120], need[120];
     shape_text(have, sizeof have, t->shape, t->rank);
     shape_text(need, sizeof need, want, rank);
-    return fail(b->e, ERR_INPUT, "E-LOAD-SHAPE", "%s: %s: shape %s, but config.json makes it %s", ckpt_shard_path(b->c, t), t->name.p,
-                have, need);
+    return fail(b->e, ERR_INPUT, "E-LOAD-SHAPE", "%s: %s: shape %s, but config.json makes it %s",
+                ckpt_shard_path(b->c, t), t->name.p, have, need);
 }
 
 static bool check_type(binder *b, const st_tensor *t) {
     if (t->type == DT_BF16 || t->type == DT_F16 || t->type == DT_F32) return true;
-    return fail(b->e, ERR_INPUT, "E-LOAD-DTYPE", "%s: %s: dtype %s, but weights are BF16, F16 or F32", ckpt_shard_path(b->c, t),
-                t->name.p, dtype_name(t->type));
+    return fail(b->e, ERR_INPUT, "E-LOAD-DTYPE", "%s: %s: dtype %s, but weights are BF16, F16 or F32",
+                ckpt_shard_path(b->c, t), t->name.p, dtype_name(t->type));
 }
 
 /* The tensor's bytes, copied when they are not aligned to their element. */
@@ -151,7 +153,8 @@ static bool vector(binder *b, float **out, const char *param, int n, vec_form fo
 static bool conv_weight(binder *b, float **out) {
     const int64_t want[] = { config_conv_dim(b->cfg), 1, b->cfg->conv_kernel }, flat[] = { want[0], want[2] };
     st_tensor *t = take(b, "conv1d.weight");
-    return t && check_type(b, t) && (shape_is(t, 2, flat) || check_shape(b, t, 3, want)) && upcast(b, out, t, VEC_PLAIN);
+    return t && check_type(b, t) && (shape_is(t, 2, flat) || check_shape(b, t, 3, want)) &&
+           upcast(b, out, t, VEC_PLAIN);
 }
 
 /* ---- GDN ---- */
@@ -162,13 +165,16 @@ static bool deinterleave_qkvz(binder *b, wlayer *l) {
     const model_config *c = b->cfg;
     const int r = c->lin_v_heads / c->lin_k_heads, group_v = r * c->lin_v_dim, group = 2 * c->lin_k_dim + 2 * group_v;
     st_tensor *t = take(b, "in_proj_qkvz.weight");
-    if (!t || !check_type(b, t) || !check_shape(b, t, 2, (int64_t[]){ (int64_t)group * c->lin_k_heads, c->hidden })) return false;
+    if (!t || !check_type(b, t) || !check_shape(b, t, 2, (int64_t[]){ (int64_t)group * c->lin_k_heads, c->hidden }))
+        return false;
     const size_t row = (size_t)c->hidden * (size_t)dtype_bytes(t->type);
-    uint8_t *qkv = arena_take(&b->w->mem, (size_t)config_conv_dim(c), row), *z = arena_take(&b->w->mem, (size_t)config_value_dim(c), row);
+    uint8_t *qkv = arena_take(&b->w->mem, (size_t)config_conv_dim(c), row),
+            *z = arena_take(&b->w->mem, (size_t)config_value_dim(c), row);
     if (!qkv || !z) return no_memory(b, t->bytes);
     for (int h = 0; h < c->lin_k_heads; h++) {
         const uint8_t *from = t->data + (size_t)h * (size_t)group * row;
-        const size_t k_rows = (size_t)c->lin_k_dim, v_rows = (size_t)group_v, hh = (size_t)h, key = (size_t)config_key_dim(c);
+        const size_t k_rows = (size_t)c->lin_k_dim, v_rows = (size_t)group_v, hh = (size_t)h,
+                     key = (size_t)config_key_dim(c);
         memcpy(qkv + hh * k_rows * row, from, k_rows * row);
         memcpy(qkv + (key + hh * k_rows) * row, from + k_rows * row, k_rows * row);
         memcpy(qkv + (2 * key + hh * v_rows) * row, from + 2 * k_rows * row, v_rows * row);
@@ -185,7 +191,8 @@ static bool deinterleave_ba(binder *b, wlayer *l) {
     st_tensor *t = take(b, "in_proj_ba.weight");
     if (!t || !check_type(b, t) || !check_shape(b, t, 2, (int64_t[]){ 2 * c->lin_v_heads, c->hidden })) return false;
     const size_t row = (size_t)c->hidden * (size_t)dtype_bytes(t->type), part = (size_t)r * row;
-    uint8_t *pb = arena_take(&b->w->mem, (size_t)c->lin_v_heads, row), *pa = arena_take(&b->w->mem, (size_t)c->lin_v_heads, row);
+    uint8_t *pb = arena_take(&b->w->mem, (size_t)c->lin_v_heads, row),
+            *pa = arena_take(&b->w->mem, (size_t)c->lin_v_heads, row);
     if (!pb || !pa) return no_memory(b, t->bytes);
     for (int h = 0; h < c->lin_k_heads; h++) {
         memcpy(pb + (size_t)h * part, t->data + (size_t)h * 2 * part, part);
@@ -222,7 +229,8 @@ static bool bind_attention(binder *b, wlayer *l) {
     const int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     base_add(b, "self_attn.");
     const bool ok = matrix(b, &l->q, "q_proj.weight", q * (c->attn_gate ? 2 : 1), c->hidden) &&
-                    matrix(b, &l->k, "k_proj.weight", kv, c->hidden) && matrix(b, &l->v, "v_proj.weight", kv, c->hidden) &&
+                    matrix(b, &l->k, "k_proj.weight", kv, c->hidden) &&
+                    matrix(b, &l->v, "v_proj.weight", kv, c->hidden) &&
                     matrix(b, &l->o, "o_proj.weight", c->hidden, q) &&
                     vector(b, &l->q_norm, "q_norm.weight", c->head_dim, VEC_ONE_PLUS) &&
                     vector(b, &l->k_norm, "k_norm.weight", c->head_dim, VEC_ONE_PLUS);
@@ -239,8 +247,8 @@ static bool experts_fused(binder *b, wexperts *x) {
         !check_shape(b, down, 3, (int64_t[]){ x->count, x->hidden, x->inter }))
         return false;
     if (gu->type != down->type)
-        return fail(b->e, ERR_INPUT, "E-LOAD-DTYPE", "%s: %s: dtype %s, but %s is %s", ckpt_shard_path(b->c, down), down->name.p,
-                    dtype_name(down->type), gu->name.p, dtype_name(gu->type));
+        return fail(b->e, ERR_INPUT, "E-LOAD-DTYPE", "%s: %s: dtype %s, but %s is %s", ckpt_shard_path(b->c, down),
+                    down->name.p, dtype_name(down->type), gu->name.p, dtype_name(gu->type));
     const void *gate_up, *downs;
     if (!aligned_data(b, gu, &gate_up) || !aligned_data(b, down, &downs)) return false;
     x->type = gu->type;
@@ -259,8 +267,8 @@ static bool expert_matrix(binder *b, wexperts *x, const void **out, const char *
     if (!matrix(b, &m, param, rows, cols)) return false;
     if (first) x->type = m.type;
     if (m.type != x->type)
-        return fail(b->e, ERR_INPUT, "E-LOAD-DTYPE", "%s: %s: dtype %s, but the layer's first expert is %s", b->c->dir, m.name,
-                    dtype_name(m.type), dtype_name(x->type));
+        return fail(b->e, ERR_INPUT, "E-LOAD-DTYPE", "%s: %s: dtype %s, but the layer's first expert is %s", b->c->dir,
+                    m.name, dtype_name(m.type), dtype_name(x->type));
     *out = m.data;
     return true;
 }
@@ -309,8 +317,8 @@ static bool bind_ffn(binder *b, wffn *f) {
         ok = matrix(b, &f->router, "gate.weight", c->experts, c->hidden) && bind_experts(b, &f->experts);
         if (ok && c->shared_inter)
             ok = matrix(b, &f->shared_gate_in, "shared_expert_gate.weight", 1, c->hidden) &&
-                 mlp(b, f, "shared_expert.gate_proj.weight", "shared_expert.up_proj.weight", "shared_expert.down_proj.weight",
-                     c->shared_inter);
+                 mlp(b, f, "shared_expert.gate_proj.weight", "shared_expert.up_proj.weight",
+                     "shared_expert.down_proj.weight", c->shared_inter);
     }
     b->base = base;
     return ok;
@@ -337,9 +345,10 @@ static bool survey(binder *b) {
             if (!name_is_vision(t->name) && name_is_scale(t->name) && !quantized++) first = t;
         }
     if (quantized)
-        return fail(b->e, ERR_INPUT, "E-LOAD-QUANTIZED",
-                    "%s: a quantized export (%d scale tensors, first %s): only BF16, F16 and F32 checkpoints run so far", b->c->dir, quantized,
-                    first->name.p);
+        return fail(
+            b->e, ERR_INPUT, "E-LOAD-QUANTIZED",
+            "%s: a quantized export (%d scale tensors, first %s): only BF16, F16 and F32 checkpoints run so far",
+            b->c->dir, quantized, first->name.p);
     for (b->prefix = 0; b->prefix < NAME_PREFIXES; b->prefix++) {
         base_set(b, name_prefixes[b->prefix]);
         if (find(b, "embed_tokens.weight")) return true;
@@ -366,7 +375,8 @@ static bool bind_trunk(binder *b) {
     const model_config *c = b->cfg;
     base_set(b, name_prefixes[b->prefix]);
     const size_t base = b->base;
-    if (!matrix(b, &w->embed, "embed_tokens.weight", c->vocab, c->hidden) || !vector(b, &w->norm, "norm.weight", c->hidden, VEC_ONE_PLUS))
+    if (!matrix(b, &w->embed, "embed_tokens.weight", c->vocab, c->hidden) ||
+        !vector(b, &w->norm, "norm.weight", c->hidden, VEC_ONE_PLUS))
         return false;
     w->layers = arena_zero(&w->mem, (size_t)c->layers, sizeof *w->layers);
     if (!w->layers) return no_memory(b, (uint64_t)c->layers * sizeof *w->layers);
@@ -391,7 +401,8 @@ static bool bind_mtp(binder *b) {
     if (!b->cfg->mtp_layers)
         log_say("N-LOAD-MTP", "%s: a draft head is there, though config.json declares none: it is used", b->c->dir);
     base_set(b, "mtp.");
-    m->present = matrix(b, &m->fc, "fc.weight", h, 2 * h) && vector(b, &m->norm_embed, "pre_fc_norm_embedding.weight", h, VEC_ONE_PLUS) &&
+    m->present = matrix(b, &m->fc, "fc.weight", h, 2 * h) &&
+                 vector(b, &m->norm_embed, "pre_fc_norm_embedding.weight", h, VEC_ONE_PLUS) &&
                  vector(b, &m->norm_hidden, "pre_fc_norm_hidden.weight", h, VEC_ONE_PLUS) &&
                  vector(b, &m->norm, "norm.weight", h, VEC_ONE_PLUS);
     if (!m->present) return false;
@@ -415,16 +426,18 @@ static bool check_unused(binder *b) {
                 first[count - 1] = t;
             }
         }
-    return !count || why_unused(b->c, b->cfg, b->prefix, first, count < UNUSED_SHOWN ? count : UNUSED_SHOWN, count, b->e);
+    return !count ||
+           why_unused(b->c, b->cfg, b->prefix, first, count < UNUSED_SHOWN ? count : UNUSED_SHOWN, count, b->e);
 }
 
 static void say_notices(const binder *b) {
     if (b->copied)
-        log_say("W-LOAD-UNALIGNED", "%s: %d matrices (%llu bytes) are not aligned to their element and were copied, first %s", b->c->dir,
+        log_say("W-LOAD-UNALIGNED",
+                "%s: %d matrices (%llu bytes) are not aligned to their element and were copied, first %s", b->c->dir,
                 b->copied, (unsigned long long)b->copied_bytes, b->copied_first);
     if (b->cfg->type != b->w->embed.type)
-        log_say("W-LOAD-DTYPE", "%s: config.json says %s, the weights are %s: the weights count", b->c->dir, dtype_name(b->cfg->type),
-                dtype_name(b->w->embed.type));
+        log_say("W-LOAD-DTYPE", "%s: config.json says %s, the weights are %s: the weights count", b->c->dir,
+                dtype_name(b->cfg->type), dtype_name(b->w->embed.type));
 }
 
 bool weights_bind(weights *out, ckpt *c, const model_config *config, err *e) {

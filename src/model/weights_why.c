@@ -32,9 +32,11 @@ static void guess_unfilled(char *out, size_t n, const ckpt *c, const model_confi
     else if (layer > last)
         snprintf(out, n, "the file ends with layer %d, config.json says num_hidden_layers = %d", last, cfg->layers);
     else if (sibling(c, name, "linear_attn.", "self_attn.q_proj.weight"))
-        snprintf(out, n, "this layer holds full attention: layer_types or full_attention_interval of config.json is wrong");
+        snprintf(out, n,
+                 "this layer holds full attention: layer_types or full_attention_interval of config.json is wrong");
     else if (sibling(c, name, "self_attn.", "linear_attn.A_log"))
-        snprintf(out, n, "this layer holds linear attention: layer_types or full_attention_interval of config.json is wrong");
+        snprintf(out, n,
+                 "this layer holds linear attention: layer_types or full_attention_interval of config.json is wrong");
     else if (sibling(c, name, "linear_attn.in_proj_qkv.", "linear_attn.in_proj_qkvz.weight"))
         snprintf(out, n, "the file has the fused in_proj_qkvz of qwen3_next");
     else if (cfg->is_moe && sibling(c, name, "mlp.", "mlp.gate_proj.weight"))
@@ -50,8 +52,8 @@ static void guess_unfilled(char *out, size_t n, const ckpt *c, const model_confi
 bool why_unfilled(const ckpt *c, const model_config *cfg, int prefix, str name, err *e) {
     char why[200];
     guess_unfilled(why, sizeof why, c, cfg, prefix, name);
-    return fail(e, ERR_INPUT, "E-LOAD-UNFILLED", "%s: no tensor " STR_FMT "%s%s%s", c->dir, STR_ARG(name), why[0] ? " (" : "", why,
-                why[0] ? ")" : "");
+    return fail(e, ERR_INPUT, "E-LOAD-UNFILLED", "%s: no tensor " STR_FMT "%s%s%s", c->dir, STR_ARG(name),
+                why[0] ? " (" : "", why, why[0] ? ")" : "");
 }
 
 bool why_no_model(const ckpt *c, err *e) {
@@ -59,14 +61,16 @@ bool why_no_model(const ckpt *c, err *e) {
         for (int i = 0; i < c->shards[s].count; i++) {
             const str n = c->shards[s].tensors[i].name;
             if (str_ends(n, STR("embed_tokens.weight")))
-                return fail(e, ERR_INPUT, "E-LOAD-UNFILLED",
-                            "%s: no tensor model.language_model.embed_tokens.weight (found " STR_FMT
-                            ": a prefix nibble does not know; known are model.language_model., model., language_model.model.)",
-                            c->dir, STR_ARG(n));
+                return fail(
+                    e, ERR_INPUT, "E-LOAD-UNFILLED",
+                    "%s: no tensor model.language_model.embed_tokens.weight (found " STR_FMT
+                    ": a prefix nibble does not know; known are model.language_model., model., language_model.model.)",
+                    c->dir, STR_ARG(n));
         }
-    return fail(e, ERR_INPUT, "E-LOAD-UNFILLED",
-                "%s: no tensor model.language_model.embed_tokens.weight nor model.embed_tokens.weight (the first tensor is %s)", c->dir,
-                c->tensor_count ? ckpt_at(c, 0)->name.p : "absent");
+    return fail(
+        e, ERR_INPUT, "E-LOAD-UNFILLED",
+        "%s: no tensor model.language_model.embed_tokens.weight nor model.embed_tokens.weight (the first tensor is %s)",
+        c->dir, c->tensor_count ? ckpt_at(c, 0)->name.p : "absent");
 }
 
 static void guess_unused(char *out, size_t n, const ckpt *c, const model_config *cfg, int prefix, str name) {
@@ -77,7 +81,8 @@ static void guess_unused(char *out, size_t n, const ckpt *c, const model_config 
     else if (other >= 0 && other != prefix)
         snprintf(out, n, "the model stands behind %s: two prefixes are mixed", name_prefixes[prefix]);
     else if (str_find(name, STR("lm_head")) >= 0)
-        snprintf(out, n, "config.json says tie_word_embeddings = %s", cfg->tied ? "true, but its bytes are not the embedding's" : "false");
+        snprintf(out, n, "config.json says tie_word_embeddings = %s",
+                 cfg->tied ? "true, but its bytes are not the embedding's" : "false");
     else if (name_is_mtp(name) && layer > 0)
         snprintf(out, n, "a draft head of one layer is supported");
     else if (!name_is_mtp(name) && layer >= cfg->layers)
@@ -94,11 +99,13 @@ static void guess_unused(char *out, size_t n, const ckpt *c, const model_config 
         snprintf(out, n, "no part of this family has such a name");
 }
 
-bool why_unused(const ckpt *c, const model_config *cfg, int prefix, const st_tensor *const *first, int shown, int count, err *e) {
+bool why_unused(const ckpt *c, const model_config *cfg, int prefix, const st_tensor *const *first, int shown, int count,
+                err *e) {
     char why[200], more[400] = "";
     guess_unused(why, sizeof why, c, cfg, prefix, first[0]->name);
     for (int i = 1, at = 0; i < shown && at < (int)sizeof more; i++)
         at += snprintf(more + at, sizeof more - (size_t)at, ", %.120s", first[i]->name.p);
-    return fail(e, ERR_INPUT, "E-LOAD-UNUSED", "%s: %d tensor%s that nothing uses: %.120s%s%s%s%s%s", c->dir, count, count == 1 ? "" : "s",
-                first[0]->name.p, more, count > shown ? ", ..." : "", why[0] ? " (" : "", why, why[0] ? ")" : "");
+    return fail(e, ERR_INPUT, "E-LOAD-UNUSED", "%s: %d tensor%s that nothing uses: %.120s%s%s%s%s%s", c->dir, count,
+                count == 1 ? "" : "s", first[0]->name.p, more, count > shown ? ", ..." : "", why[0] ? " (" : "", why,
+                why[0] ? ")" : "");
 }

@@ -9,6 +9,7 @@ bool why_unfilled(const ckpt *c, const model_config *cfg, int prefix, str name, 
 /* No known prefix leads to an embedding at all. */
 bool why_no_model(const ckpt *c, err *e);
 /* `count` tensors were bound by nothing; first[0..shown) are some of them: E-LOAD-UNUSED with a guess. */
-bool why_unused(const ckpt *c, const model_config *cfg, int prefix, const st_tensor *const *first, int shown, int count, err *e);
+bool why_unused(const ckpt *c, const model_config *cfg, int prefix, const st_tensor *const *first, int shown, int count,
+                err *e);
 
 #endif
