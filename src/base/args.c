@@ -95,7 +95,9 @@ const char *args_nearest(const char *word, const char *const *candidates, int co
 /* ---- table ---- */
 
 static int table_count(const arg_spec *s) { return s->count + (s->common ? s->common_count : 0); }
-static const arg_opt *table_at(const arg_spec *s, int i) { return i < s->count ? &s->opts[i] : &s->common[i - s->count]; }
+static const arg_opt *table_at(const arg_spec *s, int i) {
+    return i < s->count ? &s->opts[i] : &s->common[i - s->count];
+}
 
 static const arg_opt *find_long(const arg_spec *s, const char *name, size_t n) {
     for (int i = 0; i < table_count(s); i++) {
@@ -141,8 +143,8 @@ static bool store_int(const arg_opt *o, int64_t v, const char *text, err *e) {
     if (lo == 0 && hi == 0) lo = o->type == ARG_BYTES ? 0 : INT64_MIN, hi = INT64_MAX;
     if (o->type == ARG_INT) lo = max_i64(lo, INT32_MIN), hi = min_i64(hi, INT32_MAX);
     if (v < lo || v > hi)
-        return fail(e, ERR_USAGE, "E-USAGE", "--%s: %.80s is out of range (%lld to %lld)", o->name, text,
-                    (long long)lo, (long long)hi);
+        return fail(e, ERR_USAGE, "E-USAGE", "--%s: %.80s is out of range (%lld to %lld)", o->name, text, (long long)lo,
+                    (long long)hi);
     if (o->type == ARG_INT)
         *(int *)o->dst = (int)v;
     else
@@ -159,7 +161,8 @@ static bool store_enum(const arg_opt *o, const char *v, err *e) {
     }
     const char *near = args_nearest(v, o->choices, n);
     if (near)
-        fail(e, ERR_USAGE, "E-USAGE", "--%s: unknown value '%.80s' (did you mean %s? one of %s)", o->name, v, near, list.p);
+        fail(e, ERR_USAGE, "E-USAGE", "--%s: unknown value '%.80s' (did you mean %s? one of %s)", o->name, v, near,
+             list.p);
     else
         fail(e, ERR_USAGE, "E-USAGE", "--%s: unknown value '%.80s' (one of %s)", o->name, v, list.p);
     buf_free(&list);
@@ -185,7 +188,8 @@ static bool store(const arg_opt *o, const char *v, err *e) {
     case ARG_COUNT: ++*(int *)o->dst; break;
     case ARG_INT:
     case ARG_INT64: return args_int(&n, v) ? store_int(o, n, v, e) : bad_value(o, v, "no whole number", e);
-    case ARG_BYTES: return args_bytes(&n, v) ? store_int(o, n, v, e) : bad_value(o, v, "no size (such as 512M or 4G)", e);
+    case ARG_BYTES:
+        return args_bytes(&n, v) ? store_int(o, n, v, e) : bad_value(o, v, "no size (such as 512M or 4G)", e);
     case ARG_DOUBLE: return store_double(o, v, e);
     case ARG_STR: *(const char **)o->dst = v; break;
     case ARG_LIST: arg_strings_add(o->dst, v); break;
@@ -208,7 +212,8 @@ typedef struct walk {
 
 static bool next_value(walk *w, const arg_opt *o, const char **value, err *e) {
     const char *v = w->at + 1 < w->argc ? w->argv[w->at + 1] : NULL;
-    const bool forgotten = v && v[0] == '-' && v[1] == '-' && (v[2] == 0 || find_long(w->spec, v + 2, strcspn(v + 2, "=")));
+    const bool forgotten =
+        v && v[0] == '-' && v[1] == '-' && (v[2] == 0 || find_long(w->spec, v + 2, strcspn(v + 2, "=")));
     if (!v || forgotten)
         return fail(e, ERR_USAGE, "E-USAGE", "--%s: needs a value%s%s", o->name, forgotten ? ", found " : "",
                     forgotten ? v : "");
@@ -385,6 +390,9 @@ void args_help(buf *out, const arg_spec *spec) {
         }
     }
     if (!find_long(spec, "help", 4))
-        help_option(out, &(arg_opt){ .type = ARG_FLAG, .name = "help", .key = find_key(spec, 'h') ? 0 : 'h', .help = "this text" });
-    if (spec->examples) buf_printf(out, "\nExamples\n%s%s", spec->examples, str_ends(str_of(spec->examples), STR("\n")) ? "" : "\n");
+        help_option(
+            out,
+            &(arg_opt){ .type = ARG_FLAG, .name = "help", .key = find_key(spec, 'h') ? 0 : 'h', .help = "this text" });
+    if (spec->examples)
+        buf_printf(out, "\nExamples\n%s%s", spec->examples, str_ends(str_of(spec->examples), STR("\n")) ? "" : "\n");
 }

@@ -47,14 +47,14 @@ typedef struct arg_strings {
 
 typedef struct arg_opt {
     arg_type type;
-    char key;                   /* one-letter alias or 0 */
-    bool hidden;                /* accepted, not listed */
-    const char *name;           /* without dashes */
-    const char *meta;           /* name of the value in the help text; NULL: by type */
-    const char *help;           /* one line; wrapped by args_help */
+    char key;         /* one-letter alias or 0 */
+    bool hidden;      /* accepted, not listed */
+    const char *name; /* without dashes */
+    const char *meta; /* name of the value in the help text; NULL: by type */
+    const char *help; /* one line; wrapped by args_help */
     void *dst;
-    bool *given;                /* set when the option occurs; may be NULL */
-    int64_t lo, hi;             /* INT, INT64, BYTES; both 0: no bounds */
+    bool *given;    /* set when the option occurs; may be NULL */
+    int64_t lo, hi; /* INT, INT64, BYTES; both 0: no bounds */
     double flo, fhi;
     int value;                  /* SET */
     const char *const *choices; /* ENUM: NULL-terminated */
@@ -63,14 +63,14 @@ typedef struct arg_opt {
 } arg_opt;
 
 typedef struct arg_spec {
-    const char *usage;    /* behind "usage: nibble " */
-    const char *about;    /* paragraph, wrapped */
+    const char *usage; /* behind "usage: nibble " */
+    const char *about; /* paragraph, wrapped */
     const arg_opt *opts;
     int count;
     const arg_opt *common; /* a second table, such as the options every command has; may be NULL */
     int common_count;
     int min_positional, max_positional; /* max < 0: any number */
-    const char *examples; /* lines printed as they are, or NULL */
+    const char *examples;               /* lines printed as they are, or NULL */
 } arg_spec;
 
 /* Parse argv[1..argc). Positionals are added to *pos (may be NULL when none are allowed). *help is set when

@@ -250,12 +250,13 @@ static void print_json(const report *r) {
 
 /* ---- table ---- */
 
-/* 1234567 -> "1.23 M"; three digits are enough for people, --json has them all. */
-static const char *human(char *out, size_t n, double v) {
-    static const char *const units[] = { "", " K", " M", " G", " T" };
+/* 1234567 -> "1.23 M" (unit "") or "1.23 MB" (unit "B"); three digits are enough for people, --json has them all. */
+static const char *human(char *out, size_t n, double v, const char *unit) {
+    static const char *const scale[] = { "", "K", "M", "G", "T" };
     int u = 0;
     while (v >= 999.5 && u < 4) v /= 1000, u++;
-    snprintf(out, n, u == 0 ? "%.0f%s" : v < 9.995 ? "%.2f%s" : v < 99.95 ? "%.1f%s" : "%.0f%s", v, units[u]);
+    const int digits = u == 0 || v >= 99.95 ? 0 : v >= 9.995 ? 1 : 2;
+    snprintf(out, n, "%.*f%s%s%s", digits, v, u || *unit ? " " : "", scale[u], unit);
     return out;
 }
 
@@ -283,8 +284,9 @@ static void print_classes(const report *r) {
         const census_class *c = k <= WC_COUNT ? &r->census.of[k] : &r->census.total;
         if (!c->tensors) continue;
         class_format(&format, c);
-        printf("%-14s %8d %10s %9sB  %s\n", k <= WC_COUNT ? weight_class_name((weight_class)k) : "total", c->tensors,
-               human(params, sizeof params, (double)c->params), human(bytes, sizeof bytes, (double)c->bytes), format.p);
+        printf("%-14s %8d %10s %10s  %s\n", k <= WC_COUNT ? weight_class_name((weight_class)k) : "total", c->tensors,
+               human(params, sizeof params, (double)c->params, ""), human(bytes, sizeof bytes, (double)c->bytes, "B"),
+               format.p);
     }
     buf_free(&format);
 }
@@ -302,8 +304,8 @@ static void print_kv_scales(const census *a) {
 
 static void print_scan(const report *r) {
     char bytes[24];
-    printf("scan         %d tensors, %sB in %.2f s: ", r->scan.tensors,
-           human(bytes, sizeof bytes, (double)r->scan.bytes), r->scan_seconds);
+    printf("scan         %d tensors, %s in %.2f s: ", r->scan.tensors,
+           human(bytes, sizeof bytes, (double)r->scan.bytes, "B"), r->scan_seconds);
     if (!r->scan.count)
         printf("all finite\n");
     else
@@ -323,22 +325,22 @@ static void print_table(const report *r) {
     const model_config *c = &r->config;
     const census *a = &r->census;
     char n[24], m[24];
-    printf("%s\n%s (%s), %s parameters, %sB in %d file%s\n\n", r->dir,
+    printf("%s\n%s (%s), %s parameters, %s in %d file%s\n\n", r->dir,
            c->architecture[0] ? c->architecture : "no architecture named", c->model_type,
-           human(n, sizeof n, (double)a->total.params), human(m, sizeof m, (double)a->total.bytes),
+           human(n, sizeof n, (double)a->total.params, ""), human(m, sizeof m, (double)a->total.bytes, "B"),
            r->files.shard_count, r->files.shard_count == 1 ? "" : "s");
     print_shape(r);
     print_classes(r);
     printf("\ndraft head   %s\n",
            !mtp_present(r) ? (c->mtp_layers ? "absent, though declared" : "absent") : "present (mtp)");
     printf("vision       %s\n", a->of[WC_VISION].tensors ? "present, not used" : "absent");
-    printf("per token    reads %sB of weights (one sequence), keeps %sB of %s KV",
-           human(n, sizeof n, (double)a->bytes_per_token), human(m, sizeof m, (double)kv_bytes(r)),
+    printf("per token    reads %s of weights (one sequence), keeps %s of %s KV",
+           human(n, sizeof n, (double)a->bytes_per_token, "B"), human(m, sizeof m, (double)kv_bytes(r), "B"),
            kv_fp8(r) ? "FP8" : "BF16");
-    if (mtp_present(r)) printf(" + %sB for the draft head", human(m, sizeof m, (double)kv_bytes_mtp(r)));
+    if (mtp_present(r)) printf(" + %s for the draft head", human(m, sizeof m, (double)kv_bytes_mtp(r), "B"));
     printf("\n");
-    printf("per sequence %sB of recurrent state; context %d tokens\n",
-           human(n, sizeof n, (double)config_state_bytes(c)), c->max_position);
+    printf("per sequence %s of recurrent state; context %d tokens\n",
+           human(n, sizeof n, (double)config_state_bytes(c), "B"), c->max_position);
     printf("stop ids    ");
     for (int i = 0; i < c->stop_count; i++) printf(" %d", c->stop_ids[i]);
     printf("%s\n", c->stop_count ? "" : " none");

@@ -25,9 +25,20 @@ static bool parse(opts *o, err *e, int argc, char *const *argv, buf *help) {
         { .type = ARG_STR, .name = "prompt", .key = 'p', .dst = &o->prompt, .help = "one user message" },
         { .type = ARG_STR, .name = "output", .key = 'o', .meta = "FILE", .dst = &o->out, .help = "where to write" },
         { .type = ARG_GROUP, .help = "Sampling" },
-        { .type = ARG_INT, .name = "max-tokens", .key = 'n', .dst = &o->tokens, .given = &o->tokens_given, .lo = 1, .hi = 4096,
+        { .type = ARG_INT,
+          .name = "max-tokens",
+          .key = 'n',
+          .dst = &o->tokens,
+          .given = &o->tokens_given,
+          .lo = 1,
+          .hi = 4096,
           .help = "stop after this many tokens, however long the sentence about it in the help text may become" },
-        { .type = ARG_DOUBLE, .name = "temperature", .dst = &o->temperature, .flo = 0, .fhi = 2, .help = "0 is greedy" },
+        { .type = ARG_DOUBLE,
+          .name = "temperature",
+          .dst = &o->temperature,
+          .flo = 0,
+          .fhi = 2,
+          .help = "0 is greedy" },
         { .type = ARG_INT64, .name = "seed", .dst = &o->seed, .help = "seed", .none = "random" },
         { .type = ARG_LIST, .name = "stop", .dst = &o->stops, .help = "stop text" },
         { .type = ARG_SET, .name = "think", .dst = &o->think, .value = 1, .help = "think" },
@@ -40,8 +51,13 @@ static bool parse(opts *o, err *e, int argc, char *const *argv, buf *help) {
         { .type = ARG_ENUM, .name = "isa", .dst = &o->isa, .choices = isas, .help = "cap" },
         { .type = ARG_BYTES, .name = "memory", .dst = &o->memory, .help = "limit" },
     };
-    const arg_spec spec = { .usage = "run [options] [DIR]", .about = "Answer.", .opts = table, .count = ARRAY_LEN(table),
-                            .common = common, .common_count = ARRAY_LEN(common), .max_positional = 1,
+    const arg_spec spec = { .usage = "run [options] [DIR]",
+                            .about = "Answer.",
+                            .opts = table,
+                            .count = ARRAY_LEN(table),
+                            .common = common,
+                            .common_count = ARRAY_LEN(common),
+                            .max_positional = 1,
                             .examples = "  nibble run -p hello\n" };
     const bool ok = args_parse(&spec, argc, argv, &o->pos, &o->help, e);
     if (help) args_help(help, &spec);
@@ -61,7 +77,8 @@ static void forms(void **state) {
     (void)state;
     opts o;
     err e = { 0 };
-    assert_true(PARSE(&o, &e, "--max-tokens", "7", "--temperature=0.5", "-p", "-x", "dir", "-jvv", "-ofile", "--seed", "-3"));
+    assert_true(
+        PARSE(&o, &e, "--max-tokens", "7", "--temperature=0.5", "-p", "-x", "dir", "-jvv", "-ofile", "--seed", "-3"));
     assert_int_equal(o.tokens, 7);
     assert_true(o.tokens_given);
     assert_true(o.temperature == 0.5);
@@ -75,7 +92,8 @@ static void forms(void **state) {
     assert_int_equal(o.think, -1);
     done(&o);
 
-    assert_true(PARSE(&o, &e, "--stop", "a", "--stop=", "--think", "--no-think", "--isa", "avx2", "--memory", "1.5GiB", "--prompt=--json"));
+    assert_true(PARSE(&o, &e, "--stop", "a", "--stop=", "--think", "--no-think", "--isa", "avx2", "--memory", "1.5GiB",
+                      "--prompt=--json"));
     assert_int_equal(o.stops.n, 2);
     assert_string_equal(o.stops.v[1], "");
     assert_int_equal(o.think, 0);
