@@ -167,7 +167,7 @@ int main(int argc, char **argv) {
     pool *p = NULL;
     static reader r;
     static series s;
-    engine_options o = { .kv = DT_F32, .ctx = 4096, .ops = { .isa = ISA_COUNT } };
+    engine_options o = { .kv = KV_CACHE_AUTO, .ctx = 4096, .ops = { .isa = ISA_COUNT } };
     bool ok = args_parse(&spec, argc, argv, &pos, &help, &e);
     if (ok && help) return puts("usage: bench_decode [--threads N] [--tokens N] [--runs N] [--isa NAME] [--json] MODEL_DIR"), 0;
     o.ops.threads = threads;

@@ -37,12 +37,12 @@ volatile const int *cmd_interrupt(void);
 /* Sampling options shared by run and chat; negative or unset = as the checkpoint's generation_config.json says. */
 typedef struct cmd_sampling {
     double temperature, top_p, min_p;
-    int top_k, spec, max_tokens, ctx, kv, think;
+    int top_k, spec, max_tokens, ctx, kv, act, think;
     int64_t seed;
     const char *system;
     bool has_temperature, has_top_p, has_min_p, has_top_k, has_spec, has_seed;
 } cmd_sampling;
-enum { CMD_SAMPLING_OPTIONS = 14 };
+enum { CMD_SAMPLING_OPTIONS = 15 };
 /* Fill opts[CMD_SAMPLING_OPTIONS] for `s` and set s to its defaults. */
 void cmd_sampling_options(arg_opt *opts, cmd_sampling *s);
 /* Merge with the checkpoint's defaults; draws a seed when none is given. */

@@ -8,6 +8,8 @@
 #include "cmd/cmd.h"
 #include "engine/teacher.h"
 
+static const char *const act_choices[] = { "auto", "fp4", "int8", "bf16", NULL };
+
 typedef struct options {
     const char *ids, *out;
     bool hidden, mtp;
@@ -133,7 +135,7 @@ static bool run(const options *o, const char *dir, err *e) {
     const double t0 = clock_seconds();
     bool ok = read_sequences(&s, o->ids, e);
     const engine_options eo = { .ops = cmd_ops_options(), .ctx = o->ctx ? o->ctx : s.longest, .slots = o->mtp ? 2 : 1,
-                                .kv = o->kv == 2 ? DT_BF16 : DT_F32, .no_text = true };
+                                .kv = (kv_mode)o->kv, .act = (act_mode)o->act, .no_text = true };
     ok = ok && engine_open(&g, dir, &eo, e);
     if (ok && o->mtp && !g->n.has_mtp)
         ok = fail(e, ERR_INPUT, "E-LOAD-NO-HEAD", "%s: --mtp asked for, but the checkpoint has no draft head", dir);
@@ -147,10 +149,10 @@ static bool run(const options *o, const char *dir, err *e) {
             st_writer_abort(&w);
     }
     if (ok && cmd_common()->json)
-        printf("{\"schema\":\"nibble.logits/1\",\"sequences\":%d,\"tensors\":%d,\"kv\":\"%s\",\"act\":\"bf16\",\"seconds\":%.3f}\n",
-               s.n, p.n, o->kv == 2 ? "bf16" : "f32", clock_seconds() - t0);
+        printf("{\"schema\":\"nibble.logits/1\",\"sequences\":%d,\"tensors\":%d,\"kv\":\"%s\",\"act\":\"%s\",\"seconds\":%.3f}\n",
+               s.n, p.n, dtype_name(g->kv_type), act_choices[o->act], clock_seconds() - t0);
     else if (ok && !cmd_common()->quiet)
-        fprintf(stderr, "%d sequences, %d tensors -> %s (KV %s, activations unquantized)\n", s.n, p.n, o->out, o->kv == 2 ? "bf16" : "f32");
+        fprintf(stderr, "%d sequences, %d tensors -> %s (KV %s, act %s)\n", s.n, p.n, o->out, dtype_name(g->kv_type), act_choices[o->act]);
     free(p.t);
     free(p.names);
     engine_close(g);
@@ -160,7 +162,7 @@ static bool run(const options *o, const char *dir, err *e) {
 }
 
 int cmd_logits(int argc, char **argv, err *e) {
-    static const char *const act_choices[] = { "auto", "bf16", NULL }, *const kv_choices[] = { "auto", "f32", "bf16", NULL };
+    static const char *const kv_choices[] = { "auto", "f32", "bf16", "fp8", NULL };
     options o = { 0 };
     const arg_opt opts[] = {
         { .type = ARG_GROUP, .help = "Logits" },

@@ -12,7 +12,8 @@
 
 static const char *const isa_choices[] = { "best", "ref", "avx2", "avx512", "amx", "neon", NULL };
 static const char *const device_choices[] = { "cpu", "ref", NULL };
-static const char *const kv_choices[] = { "auto", "f32", "bf16", NULL };
+static const char *const kv_choices[] = { "auto", "f32", "bf16", "fp8", NULL };
+static const char *const act_choices[] = { "auto", "fp4", "int8", "bf16", NULL };
 static cmd_options common;
 
 static const arg_opt common_options[] = {
@@ -128,7 +129,8 @@ void cmd_sampling_options(arg_opt *o, cmd_sampling *s) {
           .hi = ENGINE_MAX_DRAFT, .none = "2 with a draft head", .help = "drafts per round; 0 is off; the text does not depend on it" },
         { .type = ARG_INT, .name = "ctx", .meta = "N", .dst = &s->ctx, .lo = 1, .hi = 1 << 30,
           .none = "the model's limit, at most 32768", .help = "context size in tokens" },
-        { .type = ARG_ENUM, .name = "kv", .dst = &s->kv, .choices = kv_choices, .help = "KV cache type; auto is f32 for BF16 models" },
+        { .type = ARG_ENUM, .name = "kv", .dst = &s->kv, .choices = kv_choices, .help = "KV cache type; auto is fp8 when the export declares it, else f32" },
+        { .type = ARG_ENUM, .name = "act", .dst = &s->act, .choices = act_choices, .help = "inputs of NVFP4 Linears; auto is as exported" },
         { .type = ARG_SET, .name = "think", .dst = &s->think, .value = 1, .help = "let the model think first (enable_thinking true)" },
         { .type = ARG_SET, .name = "no-think", .dst = &s->think, .value = 2, .help = "answer at once (enable_thinking false)" },
         { .type = ARG_STR, .name = "system", .meta = "TEXT", .dst = &s->system, .help = "system message" },
@@ -158,7 +160,7 @@ sampler_params cmd_sampler(const cmd_sampling *s, const model_config *c) {
 }
 
 bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, err *e) {
-    const engine_options o = { .ops = cmd_ops_options(), .ctx = s->ctx, .kv = s->kv == 2 ? DT_BF16 : DT_F32,
+    const engine_options o = { .ops = cmd_ops_options(), .ctx = s->ctx, .kv = (kv_mode)s->kv, .act = (act_mode)s->act,
                                .need_text = need_text };
     return engine_open(out, dir, &o, e);
 }

@@ -1,5 +1,8 @@
 #include "engine/engine.h"
 
+#include "base/file.h"
+#include "base/log.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,10 +39,14 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
     const int limit = c->max_position, want = opt->ctx > 0 ? opt->ctx : DEFAULT_CTX, slots = opt->slots > 0 ? opt->slots : 1;
     if (opt->ctx > limit)
         return fail(e, ERR_USAGE, "E-ENGINE-CTX", "--ctx %d: the model's limit is %d positions", opt->ctx, limit);
+    static const dtype types[] = { [KV_CACHE_F32] = DT_F32, [KV_CACHE_BF16] = DT_BF16, [KV_CACHE_FP8] = DT_F8_E4M3 };
+    g->kv_type = opt->kv != KV_CACHE_AUTO ? types[opt->kv] : g->w.kv_fp8 ? DT_F8_E4M3 : DT_F32;
+    if (g->kv_type == DT_F8_E4M3 && !g->w.kv_fp8)
+        log_say("W-KV-NO-SCALES", "%s: --kv fp8, but the checkpoint declares no FP8 cache: every scale is 1.0", g->files.dir);
     g->chunk = opt->chunk > 0 ? opt->chunk : DEFAULT_CHUNK;
     const int rows = g->chunk > OPS_MAX_PENDING + 1 ? g->chunk : OPS_MAX_PENDING + 1;
-    if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, e)) return false;
-    if (!state_open(&g->st, &g->n, slots, want < limit ? want : limit, opt->kv, e)) return false;
+    if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, e)) return false;
+    if (!state_open(&g->st, &g->n, &g->w, slots, want < limit ? want : limit, g->kv_type, e)) return false;
     if (!scratch_open(&g->sc, &g->n, rows, HEAD_ROWS, e)) return false;
     g->host_logits = xmalloc((size_t)HEAD_ROWS * (size_t)g->n.real_vocab * sizeof(float));
     g->slot_used = xcalloc((size_t)slots, 1);

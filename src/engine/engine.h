@@ -13,12 +13,16 @@
 
 enum { ENGINE_MAX_DRAFT = 5 };
 
+/* KV_CACHE_AUTO: FP8 when the export declares it, else float32. */
+typedef enum kv_mode { KV_CACHE_AUTO, KV_CACHE_F32, KV_CACHE_BF16, KV_CACHE_FP8 } kv_mode;
+
 typedef struct engine_options {
     ops_options ops;
     int ctx;          /* positions per sequence; 0 = min(the model's limit, 32768) */
     int slots;        /* sequences; 0 = 1 */
     int chunk;        /* prompt rows per pass; 0 = 256 */
-    dtype kv;         /* DT_F32 or DT_BF16 */
+    kv_mode kv;       /* KV cache */
+    act_mode act;     /* inputs of quantized Linears */
     bool need_text;   /* tokenizer and template must be there; otherwise they are loaded when present */
     bool no_text;     /* do not look for them: every vocabulary row counts as real */
 } engine_options;
@@ -35,6 +39,7 @@ typedef struct engine {
     tokenizer *tok;           /* NULL when the directory has none */
     chat_template *tmpl;      /* NULL when there is none */
     int chunk;
+    dtype kv_type;            /* of the trunk's caches */
     float *host_logits;       /* [scratch head_rows, real_vocab] */
     uint8_t *slot_used;       /* [slots] */
 } engine;

@@ -2,9 +2,27 @@
 
 #include <stdlib.h>
 
+static bool quant_of(linear_quant *out, const net *n, const wquant *q, const char *name, err *e) {
+    *out = (linear_quant){ .scales = q->scales, .scale_2 = q->scale_2, .input_scale = q->input_scale };
+    if (q->format == WF_PLAIN) return true;
+    const bool has = q->input_scale > 0 && n->act != ACT_BF16;
+    if (q->format == WF_FP8) {
+        out->format = LINEAR_FP8;
+        out->act = has ? LINEAR_ACT_FP8 : LINEAR_ACT_FLOAT;
+        return true;
+    }
+    out->format = LINEAR_NVFP4;
+    out->act = n->act == ACT_INT8 ? LINEAR_ACT_INT8 : has ? LINEAR_ACT_FP4 : LINEAR_ACT_FLOAT;
+    if (n->act == ACT_FP4 && !has)
+        return fail(e, ERR_INPUT, "E-NET-ACT", "%s: --act fp4, but there is no input_scale (use --act int8 or bf16)", name);
+    return true;
+}
+
 static bool prepare(net *n, linear **out, const wmat *m, err *e) {
+    linear_quant q;
     if (!m->data) return true;
-    const linear_desc d = { .name = m->name, .type = m->type, .rows = m->rows, .cols = m->cols, .data = m->data };
+    if (!quant_of(&q, n, &m->q, m->name, e)) return false;
+    const linear_desc d = { .name = m->name, .type = m->type, .rows = m->rows, .cols = m->cols, .data = m->data, .q = q };
     return n->o->linear_new(n->o, out, &d, e);
 }
 
@@ -17,16 +35,35 @@ static bool vector(net *n, float **out, const float *v, int64_t count, err *e) {
     return true;
 }
 
+/* One projection's scales for all experts, or NULL when they are plain. */
+static bool quants_of(linear_quant **out, const net *n, const wquant *q, int count, const char *name, err *e) {
+    *out = NULL;
+    if (!q) return true;
+    *out = xcalloc((size_t)count, sizeof **out);
+    for (int i = 0; i < count; i++)
+        if (!quant_of(&(*out)[i], n, &q[i], name, e)) return false; /* the caller frees */
+    return true;
+}
+
+static bool prepare_experts(net *n, experts **out, const wexperts *x, err *e) {
+    linear_quant *gate = NULL, *up = NULL, *down = NULL;
+    bool ok = quants_of(&gate, n, x->gate_q, x->count, x->name, e) && quants_of(&up, n, x->up_q, x->count, x->name, e) &&
+              quants_of(&down, n, x->down_q, x->count, x->name, e);
+    if (ok) {
+        const experts_desc d = { .name = x->name, .type = x->type, .count = x->count, .inter = x->inter, .hidden = x->hidden,
+                                 .gate = (const void *const *)x->gate, .up = (const void *const *)x->up,
+                                 .down = (const void *const *)x->down, .gate_q = gate, .up_q = up, .down_q = down };
+        ok = n->o->experts_new(n->o, out, &d, e);
+    }
+    free(gate);
+    free(up);
+    free(down);
+    return ok;
+}
+
 static bool prepare_ffn(net *n, net_ffn *f, const wffn *w, err *e) {
     f->inter = w->gate.rows;
-    if (w->experts.count > 0) {
-        const wexperts *x = &w->experts;
-        const experts_desc d = {
-            x->name, x->type, x->count, x->inter, x->hidden,
-            (const void *const *)x->gate, (const void *const *)x->up, (const void *const *)x->down,
-        };
-        if (!n->o->experts_new(n->o, &f->experts, &d, e)) return false;
-    }
+    if (w->experts.count > 0 && !prepare_experts(n, &f->experts, &w->experts, e)) return false;
     return prepare(n, &f->router, &w->router, e) && prepare(n, &f->shared_gate, &w->shared_gate_in, e) &&
            prepare(n, &f->gate, &w->gate, e) && prepare(n, &f->up, &w->up, e) && prepare(n, &f->down, &w->down, e);
 }
@@ -83,8 +120,8 @@ static bool prepare_all(net *n, const weights *w, int real_vocab, err *e) {
     return prepare_mtp(n, &w->mtp, e);
 }
 
-bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, err *e) {
-    *out = (net){ .o = o, .c = c, .layers = xcalloc((size_t)c->layers, sizeof(net_layer)) };
+bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, act_mode act, err *e) {
+    *out = (net){ .o = o, .c = c, .act = act, .layers = xcalloc((size_t)c->layers, sizeof(net_layer)) };
     if (prepare_all(out, w, real_vocab, e)) return true;
     net_close(out);
     return false;

@@ -8,6 +8,10 @@
 #include "model/weights.h"
 #include "ops/ops.h"
 
+/* How inputs of NVFP4 Linears are quantized: as the file has it (fp4 where input_scale exists, else not at all), or by
+ * request. FP8 Linears use their input_scale unless BF16 is asked for. */
+typedef enum act_mode { ACT_AUTO, ACT_FP4, ACT_INT8, ACT_BF16 } act_mode;
+
 typedef struct net_ffn {
     linear *router;           /* NULL when dense */
     experts *experts;         /* NULL when dense */
@@ -34,6 +38,7 @@ typedef struct net {
     linear *head;             /* [vocab, H] */
     linear *head_real;        /* its first `real_vocab` rows: ids that exist, for choosing tokens */
     int real_vocab;
+    act_mode act;
     float *norm;
     net_layer *layers;        /* [c->layers] */
     bool has_mtp;
@@ -43,8 +48,9 @@ typedef struct net {
     uint8_t *rope_axis;       /* device [rotary_dim / 2] */
 } net;
 
-/* real_vocab: ids >= it are never chosen (padding rows of the head); 0 = all are real. */
-NODISCARD bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, err *e);
+/* real_vocab: ids >= it are never chosen (padding rows of the head); 0 = all are real.
+ * Errors: E-NET-ACT (fp4 asked for, but a Linear has no input_scale), E-MACHINE-MEMORY. */
+NODISCARD bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, act_mode act, err *e);
 void net_close(net *n);
 
 #endif

@@ -11,9 +11,10 @@ static bool take(const net *n, float **out, int64_t count, err *e) {
     return ok;
 }
 
-static bool open_kv(const net *n, ops_kv *kv, int slots, int capacity, dtype type, err *e) {
+static bool open_kv(const net *n, ops_kv *kv, const wlayer *l, int slots, int capacity, dtype type, err *e) {
     const model_config *c = n->c;
-    *kv = (ops_kv){ .type = type, .kv_heads = c->kv_heads, .dim = c->head_dim, .capacity = capacity };
+    *kv = (ops_kv){ .type = type, .kv_heads = c->kv_heads, .dim = c->head_dim, .capacity = capacity,
+                    .k_scale = l->k_scale > 0 ? l->k_scale : 1, .v_scale = l->v_scale > 0 ? l->v_scale : 1 };
     const size_t bytes = (size_t)slots * (size_t)capacity * (size_t)(c->kv_heads * c->head_dim) * (size_t)dtype_bytes(type);
     return n->o->mem_new(n->o, &kv->k, bytes, e) && n->o->mem_new(n->o, &kv->v, bytes, e);
 }
@@ -30,7 +31,12 @@ static bool open_gdn(const net *n, ops_conv *conv, ops_gdn *g, int slots, err *e
            take(n, &g->pend_beta, pend * c->lin_v_heads, e) && take(n, &g->pend_decay, pend * c->lin_v_heads, e);
 }
 
-bool state_open(seq_state *out, const net *n, int slots, int capacity, dtype kv_type, err *e) {
+/* A BF16 head in an FP8 export has no K/V scales of its own, and a made-up one would clip or blur: its cache stays BF16. */
+static dtype mtp_kv_type(const weights *w, dtype kv_type) {
+    return kv_type == DT_F8_E4M3 && !(w->mtp.layer.k_scale > 0) ? DT_BF16 : kv_type;
+}
+
+bool state_open(seq_state *out, const net *n, const weights *w, int slots, int capacity, dtype kv_type, err *e) {
     const model_config *c = n->c;
     *out = (seq_state){ .n = n, .slots = slots, .capacity = capacity };
     out->kv = xcalloc((size_t)c->attn_layers, sizeof *out->kv);
@@ -38,9 +44,10 @@ bool state_open(seq_state *out, const net *n, int slots, int capacity, dtype kv_
     out->gdn = xcalloc((size_t)c->gdn_layers, sizeof *out->gdn);
     const int64_t rope = (int64_t)capacity * (c->rotary_dim / 2);
     bool ok = take(n, &out->cos, rope, e) && take(n, &out->sin, rope, e);
-    for (int i = 0; ok && i < c->attn_layers; i++) ok = open_kv(n, &out->kv[i], slots, capacity, kv_type, e);
+    for (int i = 0; ok && i < c->layers; i++)
+        if (c->layer[i] == LAYER_ATTN) ok = open_kv(n, &out->kv[n->layers[i].index], &w->layers[i], slots, capacity, kv_type, e);
     for (int i = 0; ok && i < c->gdn_layers; i++) ok = open_gdn(n, &out->conv[i], &out->gdn[i], slots, e);
-    if (ok && n->has_mtp) ok = open_kv(n, &out->mtp_kv, slots, capacity, kv_type, e);
+    if (ok && n->has_mtp) ok = open_kv(n, &out->mtp_kv, &w->mtp.layer, slots, capacity, mtp_kv_type(w, kv_type), e);
     if (!ok) state_close(out);
     return ok;
 }

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "model/names.h"
+#include "model/weights_quant.h"
 #include "model/weights_why.h"
 #include "num/bf16.h"
 #include "num/mathf.h"
@@ -114,8 +115,15 @@ static bool aligned_data(binder *b, const st_tensor *t, const void **out) {
     return true;
 }
 
+static bool quantized_matrix(binder *b, wmat *m, const st_tensor *t, int rows, int cols) {
+    *m = (wmat){ .name = t->name.p, .data = t->data, .type = t->type, .rows = rows, .cols = cols };
+    b->w->quantized = true;
+    return quant_bind(&m->q, b->c, t, rows, cols, b->e);
+}
+
 static bool matrix(binder *b, wmat *m, const char *param, int rows, int cols) {
     st_tensor *t = take(b, param);
+    if (t && (t->type == DT_U8 || t->type == DT_F8_E4M3)) return quantized_matrix(b, m, t, rows, cols);
     if (!t || !check_type(b, t) || !check_shape(b, t, 2, (int64_t[]){ rows, cols })) return false;
     *m = (wmat){ .name = t->name.p, .type = t->type, .rows = rows, .cols = cols };
     return aligned_data(b, t, &m->data);
@@ -180,8 +188,8 @@ static bool deinterleave_qkvz(binder *b, wlayer *l) {
         memcpy(qkv + (2 * key + hh * v_rows) * row, from + 2 * k_rows * row, v_rows * row);
         memcpy(z + hh * v_rows * row, from + (2 * k_rows + v_rows) * row, v_rows * row);
     }
-    l->in_qkv = (wmat){ t->name.p, qkv, t->type, config_conv_dim(c), c->hidden };
-    l->in_z = (wmat){ t->name.p, z, t->type, config_value_dim(c), c->hidden };
+    l->in_qkv = (wmat){ .name = t->name.p, .data = qkv, .type = t->type, .rows = config_conv_dim(c), .cols = c->hidden };
+    l->in_z = (wmat){ .name = t->name.p, .data = z, .type = t->type, .rows = config_value_dim(c), .cols = c->hidden };
     return true;
 }
 
@@ -198,8 +206,8 @@ static bool deinterleave_ba(binder *b, wlayer *l) {
         memcpy(pb + (size_t)h * part, t->data + (size_t)h * 2 * part, part);
         memcpy(pa + (size_t)h * part, t->data + (size_t)h * 2 * part + part, part);
     }
-    l->in_b = (wmat){ t->name.p, pb, t->type, c->lin_v_heads, c->hidden };
-    l->in_a = (wmat){ t->name.p, pa, t->type, c->lin_v_heads, c->hidden };
+    l->in_b = (wmat){ .name = t->name.p, .data = pb, .type = t->type, .rows = c->lin_v_heads, .cols = c->hidden };
+    l->in_a = (wmat){ .name = t->name.p, .data = pa, .type = t->type, .rows = c->lin_v_heads, .cols = c->hidden };
     return true;
 }
 
@@ -233,7 +241,8 @@ static bool bind_attention(binder *b, wlayer *l) {
                     matrix(b, &l->v, "v_proj.weight", kv, c->hidden) &&
                     matrix(b, &l->o, "o_proj.weight", c->hidden, q) &&
                     vector(b, &l->q_norm, "q_norm.weight", c->head_dim, VEC_ONE_PLUS) &&
-                    vector(b, &l->k_norm, "k_norm.weight", c->head_dim, VEC_ONE_PLUS);
+                    vector(b, &l->k_norm, "k_norm.weight", c->head_dim, VEC_ONE_PLUS) &&
+                    quant_bind_kv(&l->k_scale, &l->v_scale, b->c, full_name(b, ""), b->e);
     b->base = base;
     return ok;
 }
@@ -262,9 +271,11 @@ static bool experts_fused(binder *b, wexperts *x) {
     return true;
 }
 
-static bool expert_matrix(binder *b, wexperts *x, const void **out, const char *param, int rows, int cols, bool first) {
+static bool expert_matrix(binder *b, wexperts *x, const void **out, wquant *q, const char *param, int rows, int cols,
+                          bool first) {
     wmat m;
     if (!matrix(b, &m, param, rows, cols)) return false;
+    *q = m.q;
     if (first) x->type = m.type;
     if (m.type != x->type)
         return fail(b->e, ERR_INPUT, "E-LOAD-DTYPE", "%s: %s: dtype %s, but the layer's first expert is %s", b->c->dir,
@@ -279,9 +290,9 @@ static bool experts_split(binder *b, wexperts *x) {
     for (int i = 0; ok && i < x->count; i++) {
         base_add(b, "experts.");
         base_number(b, i);
-        ok = expert_matrix(b, x, &x->gate[i], ".gate_proj.weight", x->inter, x->hidden, i == 0) &&
-             expert_matrix(b, x, &x->up[i], ".up_proj.weight", x->inter, x->hidden, false) &&
-             expert_matrix(b, x, &x->down[i], ".down_proj.weight", x->hidden, x->inter, false);
+        ok = expert_matrix(b, x, &x->gate[i], &x->gate_q[i], ".gate_proj.weight", x->inter, x->hidden, i == 0) &&
+             expert_matrix(b, x, &x->up[i], &x->up_q[i], ".up_proj.weight", x->inter, x->hidden, false) &&
+             expert_matrix(b, x, &x->down[i], &x->down_q[i], ".down_proj.weight", x->hidden, x->inter, false);
         b->base = base;
     }
     return ok;
@@ -298,7 +309,14 @@ static bool bind_experts(binder *b, wexperts *x) {
     x->up = arena_take(&b->w->mem, n, sizeof *x->up);
     x->down = arena_take(&b->w->mem, n, sizeof *x->down);
     if (!x->name || !x->gate || !x->up || !x->down) return no_memory(b, 3 * n * sizeof *x->gate);
-    return split ? experts_split(b, x) : experts_fused(b, x);
+    if (!split) return experts_fused(b, x);
+    x->gate_q = arena_zero(&b->w->mem, n, sizeof *x->gate_q);
+    x->up_q = arena_zero(&b->w->mem, n, sizeof *x->up_q);
+    x->down_q = arena_zero(&b->w->mem, n, sizeof *x->down_q);
+    if (!x->gate_q || !x->up_q || !x->down_q) return no_memory(b, 3 * n * sizeof *x->gate_q);
+    if (!experts_split(b, x)) return false;
+    if (x->type != DT_U8 && x->type != DT_F8_E4M3) x->gate_q = x->up_q = x->down_q = NULL;
+    return true;
 }
 
 static bool mlp(binder *b, wffn *f, const char *gate, const char *up, const char *down, int inter) {
@@ -333,22 +351,14 @@ static bool bind_layer(binder *b, wlayer *l, layer_kind kind) {
 
 /* ---- the whole ---- */
 
-/* Which prefix the model stands behind, and whether the files are quantized: one pass over all names. */
+/* Which prefix the model stands behind, and how many tensors the draft head has: one pass over all names. */
 static bool survey(binder *b) {
-    int quantized = 0;
-    const st_tensor *first = NULL;
     for (int s = 0; s < b->c->shard_count; s++)
         for (int i = 0; i < b->c->shards[s].count; i++) {
             st_tensor *t = &b->c->shards[s].tensors[i];
             t->uses = 0;
             if (name_is_mtp(t->name)) b->mtp_tensors++;
-            if (!name_is_vision(t->name) && name_is_scale(t->name) && !quantized++) first = t;
         }
-    if (quantized)
-        return fail(
-            b->e, ERR_INPUT, "E-LOAD-QUANTIZED",
-            "%s: a quantized export (%d scale tensors, first %s): only BF16, F16 and F32 checkpoints run so far",
-            b->c->dir, quantized, first->name.p);
     for (b->prefix = 0; b->prefix < NAME_PREFIXES; b->prefix++) {
         base_set(b, name_prefixes[b->prefix]);
         if (find(b, "embed_tokens.weight")) return true;
@@ -370,12 +380,32 @@ static bool bind_head(binder *b) {
     return true;
 }
 
+static bool check_plain(binder *b, const wmat *m) {
+    if (m->q.format == WF_PLAIN) return true;
+    return fail(b->e, ERR_INPUT, "E-LOAD-DTYPE", "%s: %s: a quantized embedding is not supported", b->c->dir, m->name);
+}
+
+/* Ruling 16: a declared FP8 cache without any scale is the cast form; scales of some layers only are a broken export. */
+static bool check_kv(binder *b) {
+    weights *w = b->w;
+    int with = 0, attn = 0;
+    if (!quant_kv_declared(&w->kv_fp8, b->c, b->e)) return false;
+    for (int i = 0; i < b->cfg->layers; i++)
+        if (b->cfg->layer[i] == LAYER_ATTN) attn++, with += w->layers[i].k_scale > 0;
+    if (with && with < attn)
+        return fail(b->e, ERR_INPUT, "E-LOAD-KV", "%s: %d of %d attention layers have K/V scales (all or none must)", b->c->dir, with, attn);
+    if (with && !w->kv_fp8)
+        log_say("W-LOAD-KV-UNDECLARED", "%s: K/V scales are there, but no config declares an FP8 cache: they are not used", b->c->dir);
+    if (!with && w->kv_fp8) log_say("N-LOAD-KV-CAST", "%s: FP8 KV cache declared without scales: every scale is 1.0", b->c->dir);
+    return true;
+}
+
 static bool bind_trunk(binder *b) {
     weights *w = b->w;
     const model_config *c = b->cfg;
     base_set(b, name_prefixes[b->prefix]);
     const size_t base = b->base;
-    if (!matrix(b, &w->embed, "embed_tokens.weight", c->vocab, c->hidden) ||
+    if (!matrix(b, &w->embed, "embed_tokens.weight", c->vocab, c->hidden) || !check_plain(b, &w->embed) ||
         !vector(b, &w->norm, "norm.weight", c->hidden, VEC_ONE_PLUS))
         return false;
     w->layers = arena_zero(&w->mem, (size_t)c->layers, sizeof *w->layers);
@@ -443,7 +473,7 @@ static void say_notices(const binder *b) {
 bool weights_bind(weights *out, ckpt *c, const model_config *config, err *e) {
     *out = (weights){ 0 };
     binder b = { .w = out, .c = c, .cfg = config, .e = e };
-    if (survey(&b) && bind_trunk(&b) && bind_mtp(&b) && check_unused(&b)) return say_notices(&b), true;
+    if (survey(&b) && bind_trunk(&b) && bind_mtp(&b) && check_unused(&b) && check_kv(&b)) return say_notices(&b), true;
     weights_free(out);
     return false;
 }

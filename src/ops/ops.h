@@ -35,17 +35,20 @@ typedef enum linear_act {
     LINEAR_ACT_FP8         /* E4M3 under input_scale; for LINEAR_FP8 only */
 } linear_act;
 
-typedef struct linear_desc {
-    const char *name;
-    dtype type;       /* DT_BF16, DT_F16 or DT_F32; DT_U8 (NVFP4) or DT_F8_E4M3 */
-    int rows, cols;   /* N, K */
-    const void *data; /* [N, K], aligned to its element; used in place on CPUs: must outlive the handle */
-    /* quantized formats only; zero for LINEAR_PLAIN */
+typedef struct linear_quant {
     linear_format format;
     linear_act act;
     const uint8_t *scales; /* NVFP4 block scales [N, K/16] */
     float scale_2;         /* NVFP4 weight_scale_2; FP8 weight_scale */
     float input_scale;     /* 0 when the file has none */
+} linear_quant;
+
+typedef struct linear_desc {
+    const char *name;
+    dtype type;       /* DT_BF16, DT_F16 or DT_F32; DT_U8 (NVFP4) or DT_F8_E4M3 */
+    int rows, cols;   /* N, K */
+    const void *data; /* [N, K], aligned to its element; used in place on CPUs: must outlive the handle */
+    linear_quant q;        /* zero for LINEAR_PLAIN */
 } linear_desc;
 
 typedef struct experts_desc {
@@ -54,6 +57,7 @@ typedef struct experts_desc {
     int count, inter, hidden;
     const void *const *gate, *const *up,
                                  *const *down; /* [count] each: [inter,hidden], [inter,hidden], [hidden,inter] */
+    const linear_quant *gate_q, *up_q, *down_q; /* [count] each, or NULL: plain */
 } experts_desc;
 
 /* Consecutive rows of the batch that belong to one sequence. conv and gdn take a slot at most once per call, because
@@ -71,10 +75,12 @@ enum { OPS_MAX_PENDING = 8 };
 
 /* KV of one layer: k and v are [slot][position][kv_head][dim]. */
 typedef struct ops_kv {
-    dtype type;  /* DT_F32 or DT_BF16 */
+    dtype type;  /* DT_F32, DT_BF16 or DT_F8_E4M3 */
     void *k, *v; /* device */
     int kv_heads, dim;
     int capacity; /* positions per slot */
+    float k_scale, v_scale; /* DT_F8_E4M3: code = E4M3(sat(fl(x / scale))); the scales are folded into the softmax scale
+                             * (fl(scale * k_scale)) and the output (fl(o * v_scale)), once each (NUMERICS 5) */
 } ops_kv;
 
 /* Conv window of one GDN layer: window [slot][taps - 1][channels] (oldest first), pending

@@ -151,20 +151,20 @@ void qlinear_rows(float *y, const linear_desc *d, const void *act, int n0, int n
     const qact a = parts((void *)(uintptr_t)act, K);
     for (int n = n0; n < n1; n++, y++) {
         bool bad = false;
-        if (d->format == LINEAR_FP8) {
+        if (d->q.format == LINEAR_FP8) {
             const uint8_t *w = (const uint8_t *)d->data + (int64_t)n * K;
-            if (d->act == LINEAR_ACT_FLOAT)
-                *y = fp8_row_float(w, a.x, K) * d->scale_2;
+            if (d->q.act == LINEAR_ACT_FLOAT)
+                *y = fp8_row_float(w, a.x, K) * d->q.scale_2;
             else
-                *y = fp8_row_int(w, a.wide, K, &bad) * 0x1p-18f * (d->scale_2 * d->input_scale);
+                *y = fp8_row_int(w, a.wide, K, &bad) * 0x1p-18f * (d->q.scale_2 * d->q.input_scale);
         } else {
-            const uint8_t *codes = (const uint8_t *)d->data + (int64_t)n * (K / 2), *scales = d->scales + (int64_t)n * (K / BLOCK);
-            if (d->act == LINEAR_ACT_FLOAT)
-                *y = nvfp4_row_float(codes, scales, a.x, K) * d->scale_2;
-            else if (d->act == LINEAR_ACT_INT8)
-                *y = nvfp4_row_int(codes, scales, &a, K, &bad) * 0x1p-9f * (d->scale_2 * *a.factor * 0.5f);
+            const uint8_t *codes = (const uint8_t *)d->data + (int64_t)n * (K / 2), *scales = d->q.scales + (int64_t)n * (K / BLOCK);
+            if (d->q.act == LINEAR_ACT_FLOAT)
+                *y = nvfp4_row_float(codes, scales, a.x, K) * d->q.scale_2;
+            else if (d->q.act == LINEAR_ACT_INT8)
+                *y = nvfp4_row_int(codes, scales, &a, K, &bad) * 0x1p-9f * (d->q.scale_2 * *a.factor * 0.5f);
             else
-                *y = nvfp4_row_int(codes, scales, &a, K, &bad) * 0x1p-18f * (d->scale_2 * d->input_scale * 0.25f);
+                *y = nvfp4_row_int(codes, scales, &a, K, &bad) * 0x1p-18f * (d->q.scale_2 * d->q.input_scale * 0.25f);
         }
         if (bad) *y = NAN;
     }

@@ -256,7 +256,7 @@ bool calib_run(amax_table *out, calib_report *report, const char *dir, const cal
     ops *tap = NULL, *plain = NULL;
     *out = (amax_table){ .source = data->what };
     *report = (calib_report){ .tokens = data->tokens };
-    const engine_options eo = { .ops = opt->ops, .ctx = longest(data), .chunk = c.chunk, .kv = DT_F32, .no_text = true };
+    const engine_options eo = { .ops = opt->ops, .ctx = longest(data), .chunk = c.chunk, .kv = KV_CACHE_F32, .no_text = true };
     bool ok = data->n > 0 || check_data(data, NULL, e);
     ok = ok && engine_open(&c.g, dir, &eo, e) && check_data(data, &c.g->config, e) &&
          store_open(&c.hidden, data->tokens, c.g->config.hidden, opt->max_ram_bytes, e);

@@ -163,7 +163,7 @@ bool calib_data_self(calib_data *out, const calib_source *s, const char *prompts
     const int seq = s->seq > 0 ? s->seq : 512;
     *out = (calib_data){ 0 };
     if (!calib_data_file(&prompts, s, prompts_path, "prompts", e)) return false;
-    const engine_options eo = { .ops = *backend, .ctx = seq + 1, .kv = DT_F32, .need_text = true };
+    const engine_options eo = { .ops = *backend, .ctx = seq + 1, .kv = KV_CACHE_F32, .need_text = true };
     bool ok = engine_open(&g, s->model_dir, &eo, e) && session_open(&one, g, true, e);
     for (int i = 0; ok && i < prompts.n; i++) {
         ok = continue_one(g, &one, &prompts.v[i], seq, i, e);

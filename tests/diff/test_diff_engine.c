@@ -28,7 +28,7 @@ static bool on_token(void *ctx, int32_t id, double logprob, const int32_t *top, 
     return true;
 }
 
-static engine *open_with(int threads, kern_isa isa, const char *device, int chunk, int slots, dtype kv) {
+static engine *open_with(int threads, kern_isa isa, const char *device, int chunk, int slots, kv_mode kv) {
     return open_tiny((engine_options){ .ctx = 1024, .kv = kv, .chunk = chunk, .slots = slots, .no_text = true,
                                        .ops = { .threads = threads, .isa = isa, .device = device } });
 }
@@ -70,7 +70,7 @@ static void test_hidden_bits(void **state) {
     enum { N = 150 };
     int32_t prompt[N];
     random_prompt(prompt, N, 1);
-    engine *base = open_with(1, ISA_COUNT, NULL, 256, 2, DT_F32);
+    engine *base = open_with(1, ISA_COUNT, NULL, 256, 2, KV_CACHE_F32);
     const size_t bytes = (size_t)N * (size_t)base->config.hidden * 3 * sizeof(float);
     float *want = hidden_of(base, prompt, N);
     engine_close(base);
@@ -86,7 +86,7 @@ static void test_hidden_bits(void **state) {
         { 1, 100, ISA_COUNT, "ref", "the ref backend" },
     };
     for (size_t i = 0; i < ARRAY_LEN(variants); i++) {
-        engine *g = open_with(variants[i].threads, variants[i].isa, variants[i].device, variants[i].chunk, 2, DT_F32);
+        engine *g = open_with(variants[i].threads, variants[i].isa, variants[i].device, variants[i].chunk, 2, KV_CACHE_F32);
         float *got = hidden_of(g, prompt, N);
         if (memcmp(got, want, bytes) != 0) fail_msg("%s changed bits", variants[i].what);
         free(got);
@@ -98,7 +98,7 @@ static void test_hidden_bits(void **state) {
 static void test_speculation_is_invisible(void **state) {
     (void)state;
     for (int kv = 0; kv < 2; kv++) {
-        engine *g = open_with(2, ISA_COUNT, NULL, 0, 1, kv ? DT_BF16 : DT_F32);
+        engine *g = open_with(2, ISA_COUNT, NULL, 0, 1, kv ? KV_CACHE_BF16 : KV_CACHE_F32);
         for (uint32_t p = 0; p < 4; p++) {
             int32_t prompt[40];
             const int n = 1 + (int)draw(900 + p, 39);
@@ -120,7 +120,7 @@ static void test_batch_mates(void **state) {
     (void)state;
     enum { N = 90 };
     err e = { 0 };
-    engine *g = open_with(2, ISA_COUNT, NULL, 256, 3, DT_F32);
+    engine *g = open_with(2, ISA_COUNT, NULL, 256, 3, KV_CACHE_F32);
     const int h = g->config.hidden;
     int32_t prompt[3][N], ids_v[256];
     float *alone[3], *row = malloc((size_t)N * 3 * (size_t)h * sizeof *row);
@@ -164,7 +164,7 @@ static void test_batch_mates(void **state) {
 static void test_continued_session(void **state) {
     (void)state;
     err e = { 0 };
-    engine *g = open_with(2, ISA_COUNT, NULL, 16, 2, DT_F32);
+    engine *g = open_with(2, ISA_COUNT, NULL, 16, 2, KV_CACHE_F32);
     for (int depth = 0; depth <= 3; depth++) {
         int32_t prompt[200];
         random_prompt(prompt, 30, 50 + (uint32_t)depth);
@@ -195,7 +195,7 @@ static void test_end_of_context(void **state) {
     (void)state;
     int32_t prompt[20];
     random_prompt(prompt, 20, 70);
-    engine *g = open_tiny((engine_options){ .ctx = 50, .kv = DT_F32, .no_text = true, .ops = { .isa = ISA_COUNT } });
+    engine *g = open_tiny((engine_options){ .ctx = 50, .kv = KV_CACHE_F32, .no_text = true, .ops = { .isa = ISA_COUNT } });
     const out off = generate(g, prompt, 20, 0, 0, 0);
     assert_int_equal(off.n, 31); /* 30 positions are left, and the last one still yields a token */
     for (int depth = 1; depth <= 5; depth++) {

@@ -68,7 +68,7 @@ static void all_cases(int depth, kern_isa isa, const char *device, int chunk) {
     OK(json_parse_file(&file, &mem, ORACLE "greedy.json", NULL, &e));
     const json *cases = json_get(file, "cases");
     assert_int_equal(cases->n, 23);
-    engine *g = open_tiny((engine_options){ .ctx = 1024, .kv = DT_F32, .chunk = chunk, .ops = { .isa = isa, .device = device } });
+    engine *g = open_tiny((engine_options){ .ctx = 1024, .kv = KV_CACHE_F32, .chunk = chunk, .ops = { .isa = isa, .device = device } });
     session s;
     OK(session_open(&s, g, depth > 0, &e));
     int64_t taken = 0, rounds = 0;

@@ -12,7 +12,7 @@ static engine *g;
 
 static int setup(void **state) {
     (void)state;
-    g = open_tiny((engine_options){ .slots = 2, .ctx = 1024, .kv = DT_F32, .no_text = true, .ops = { .isa = ISA_COUNT } });
+    g = open_tiny((engine_options){ .slots = 2, .ctx = 1024, .kv = KV_CACHE_F32, .no_text = true, .ops = { .isa = ISA_COUNT } });
     return 0;
 }
 
