@@ -59,8 +59,16 @@ static void host_fill_zero(ops *o, void *dst, size_t bytes) {
     if (bytes) memset(dst, 0, bytes);
 }
 
-static void check_type(dtype t, const char *name) {
-    CHECK(t == DT_BF16 || t == DT_F16 || t == DT_F32, "%s: type %s", name, dtype_name(t));
+static void check_type(dtype t, linear_format f, const char *name) {
+    const bool ok = f == LINEAR_NVFP4 ? t == DT_U8 : f == LINEAR_FP8 ? t == DT_F8_E4M3 : t == DT_BF16 || t == DT_F16 || t == DT_F32;
+    CHECK(ok, "%s: type %s", name, dtype_name(t));
+}
+
+static void check_quant(const linear_quant *q, int cols, const char *name) {
+    if (q->format == LINEAR_PLAIN) return;
+    CHECK(q->scale_2 > 0 && (q->format == LINEAR_FP8 || (q->scales && cols % 16 == 0)), "%s: scales", name);
+    CHECK(q->input_scale > 0 || q->act == LINEAR_ACT_FLOAT || q->act == LINEAR_ACT_INT8, "%s: no input_scale", name);
+    CHECK((q->format == LINEAR_FP8) == (q->act == LINEAR_ACT_FP8) || q->act == LINEAR_ACT_FLOAT, "%s: act mode", name);
 }
 
 static void check_data(const void *p, dtype t, const char *name) {
@@ -70,11 +78,12 @@ static void check_data(const void *p, dtype t, const char *name) {
 static bool host_linear_new(ops *o, linear **out, const linear_desc *d, err *e) {
     (void)o, (void)e;
     const char *name = d->name ? d->name : "";
-    check_type(d->type, name);
+    check_type(d->type, d->q.format, name);
+    check_quant(&d->q, d->cols, name);
     check_data(d->data, d->type, name);
     CHECK(d->rows > 0 && d->cols > 0, "%s: [%d, %d]", name, d->rows, d->cols);
     linear *w = xmalloc(sizeof *w);
-    *w = (linear){ .name = xstrdup(name), .type = d->type, .rows = d->rows, .cols = d->cols, .data = d->data };
+    *w = (linear){ .name = xstrdup(name), .type = d->type, .rows = d->rows, .cols = d->cols, .data = d->data, .q = d->q };
     *out = w;
     return true;
 }
@@ -95,10 +104,20 @@ static const void **copy_pointers(const void *const *p, int n, dtype t, const ch
     return q;
 }
 
+static linear_quant *copy_quants(const linear_quant *q, int n, int cols, const char *name) {
+    if (!q) return NULL;
+    linear_quant *own = xmalloc((size_t)n * sizeof *own);
+    for (int i = 0; i < n; i++) {
+        check_quant(&q[i], cols, name);
+        own[i] = q[i];
+    }
+    return own;
+}
+
 static bool host_experts_new(ops *o, experts **out, const experts_desc *d, err *e) {
     (void)o, (void)e;
     const char *name = d->name ? d->name : "";
-    check_type(d->type, name);
+    check_type(d->type, d->gate_q ? d->gate_q[0].format : LINEAR_PLAIN, name);
     CHECK(d->count > 0 && d->inter > 0 && d->hidden > 0, "%s: %d experts of [%d, %d]", name, d->count, d->inter,
           d->hidden);
     experts *x = xmalloc(sizeof *x);
@@ -106,6 +125,9 @@ static bool host_experts_new(ops *o, experts **out, const experts_desc *d, err *
     x->gate = copy_pointers(d->gate, d->count, d->type, name);
     x->up = copy_pointers(d->up, d->count, d->type, name);
     x->down = copy_pointers(d->down, d->count, d->type, name);
+    x->gate_q = copy_quants(d->gate_q, d->count, d->hidden, name);
+    x->up_q = copy_quants(d->up_q, d->count, d->hidden, name);
+    x->down_q = copy_quants(d->down_q, d->count, d->inter, name);
     *out = x;
     return true;
 }
@@ -116,6 +138,9 @@ static void host_experts_free(ops *o, experts *x) {
     free(x->gate);
     free(x->up);
     free(x->down);
+    free(x->gate_q);
+    free(x->up_q);
+    free(x->down_q);
     free(x->name);
     free(x);
 }
@@ -163,7 +188,7 @@ void ops_check_state_spans(const ops_span *spans, int n_spans) {
 }
 
 void ops_check_kv_spans(const ops_kv *kv, const ops_span *spans, int n_spans) {
-    CHECK(kv->type == DT_F32 || kv->type == DT_BF16, "KV type %s", dtype_name(kv->type));
+    CHECK(kv->type == DT_F32 || kv->type == DT_BF16 || kv->type == DT_F8_E4M3, "KV type %s", dtype_name(kv->type));
     for (int i = 0; i < n_spans; i++) {
         const ops_span *s = &spans[i];
         CHECK(s->slot >= 0 && s->row0 >= 0 && s->rows >= 0 && s->pos0 >= 0 && s->rows <= kv->capacity - s->pos0,

@@ -5,11 +5,14 @@
 #include <string.h>
 
 #include "num/bf16.h"
+#include "num/fp8.h"
 #include "num/mathf.h"
 #include "ops/ops_impl.h"
+#include "ops/quant_linear.h"
 
 typedef struct ref {
-    work a, b, c, d;
+    work a, b, c, d, act;
+    quant_kern k; /* at reference level */
 } ref;
 
 static float *floats(work *s, int64_t n) { return work_need(s, (size_t)n * sizeof(float)); }
@@ -41,6 +44,8 @@ static void load(float *y, const void *p, dtype t, int64_t at, int64_t n) {
             y[i] = ((const float *)p)[at + i];
         else if (t == DT_BF16)
             y[i] = bf16_to_f32(((const uint16_t *)p)[at + i]);
+        else if (t == DT_F8_E4M3)
+            y[i] = e4m3_to_f32(((const uint8_t *)p)[at + i]);
         else
             y[i] = f16_to_f32(((const uint16_t *)p)[at + i]);
     }
@@ -91,7 +96,19 @@ static void column(ref *f, float *y, int64_t ldy, const float *x, int64_t ldx, c
     for (int r = 0; r < rows; r++) y[r * ldy] = dot32(x + r * ldx, row, k);
 }
 
+/* One row through a quantized Linear. */
+static void quantized_row(ref *f, float *y, const float *x, const linear_desc *d) {
+    void *act = work_need(&f->act, qact_bytes(d->cols));
+    qact_make(&f->k, act, x, d->cols, d->q.act, d->q.input_scale);
+    qlinear_rows(y, d, act, 0, d->rows);
+}
+
 static void ref_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows) {
+    if (w->q.format != LINEAR_PLAIN) {
+        const linear_desc d = linear_view(w);
+        for (int r = 0; r < rows; r++) quantized_row(o->self, y + r * ldy, x + r * ldx, &d);
+        return;
+    }
     for (int n = 0; n < w->rows; n++)
         column(o->self, y + n, ldy, x, ldx, w->data, w->type, (int64_t)n * w->cols, rows, w->cols);
 }
@@ -269,9 +286,12 @@ static void ref_qk_rope(ops *o, float *q_out, float *k, const float *qg, const f
 }
 
 static void store_kv(const ops_kv *kv, void *dst, const float *x, int64_t at, int n) {
+    const float scale = dst == kv->k ? kv->k_scale : kv->v_scale;
     for (int i = 0; i < n; i++) {
         if (kv->type == DT_F32)
             ((float *)dst)[at + i] = x[i];
+        else if (kv->type == DT_F8_E4M3)
+            ((uint8_t *)dst)[at + i] = e4m3_from_f32(x[i] / scale);
         else
             ((uint16_t *)dst)[at + i] = bf16_from_f32(x[i]);
     }
@@ -342,12 +362,15 @@ static void ref_attention(ops *o, float *y, const float *q, const float *qg, con
     ops_check_kv_spans(kv, spans, n_spans);
     CHECK(heads % kv->kv_heads == 0, "%d heads over %d", heads, kv->kv_heads);
     const int dim = kv->dim;
+    const bool fp8 = kv->type == DT_F8_E4M3;
+    if (fp8) scale = scale * kv->k_scale;
     for (const ops_span *s = spans; s < spans + n_spans; s++)
         for (int i = 0; i < s->rows; i++)
             for (int h = 0; h < heads; h++) {
                 const int64_t at = (int64_t)(s->row0 + i) * heads + h;
                 float *out = y + at * dim;
                 attend(o->self, out, q + at * dim, kv, s->slot, h / (heads / kv->kv_heads), s->pos0 + i, scale);
+                for (int d = 0; fp8 && d < dim; d++) out[d] = out[d] * kv->v_scale;
                 for (int d = 0; qg && d < dim; d++) out[d] = out[d] * num_sigmoid(qg[at * 2 * dim + dim + d]);
             }
 }
@@ -377,6 +400,16 @@ static void ref_route(ops *o, int32_t *idx, float *wt, const float *logits, int 
     }
 }
 
+/* One projection of expert e for one row. */
+static void expert_rows(ref *f, float *y, const float *x, const experts *ex, const void *const *data, const linear_quant *q,
+                        int e, bool down) {
+    const linear_desc d = expert_view(ex, data, q, e, down);
+    if (d.q.format != LINEAR_PLAIN)
+        quantized_row(f, y, x, &d);
+    else
+        for (int i = 0; i < d.rows; i++) column(f, y + i, 0, x, 0, d.data, d.type, (int64_t)i * d.cols, 1, d.cols);
+}
+
 static void ref_moe_hidden(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx,
                            const float *wt, int rows, int k) {
     ref *f = o->self;
@@ -388,13 +421,10 @@ static void ref_moe_hidden(ops *o, float *y, float *hidden, const float *x, cons
         for (int j = 0; j < k; j++, hidden += inter) {
             const int e = idx[(int64_t)r * k + j];
             CHECK(e >= 0 && e < ex->count && (j == 0 || e > idx[(int64_t)r * k + j - 1]), "expert %d at %d", e, j);
-            for (int i = 0; i < inter; i++) {
-                column(f, hidden + i, 0, x, 0, ex->gate[e], ex->type, (int64_t)i * n, 1, n);
-                column(f, up + i, 0, x, 0, ex->up[e], ex->type, (int64_t)i * n, 1, n);
-                hidden[i] = num_silu(hidden[i]) * up[i];
-            }
-            for (int i = 0; i < n; i++)
-                column(f, out + i, 0, hidden, 0, ex->down[e], ex->type, (int64_t)i * inter, 1, inter);
+            expert_rows(f, hidden, x, ex, (const void *const *)ex->gate, ex->gate_q, e, false);
+            expert_rows(f, up, x, ex, (const void *const *)ex->up, ex->up_q, e, false);
+            for (int i = 0; i < inter; i++) hidden[i] = num_silu(hidden[i]) * up[i];
+            expert_rows(f, out, hidden, ex, (const void *const *)ex->down, ex->down_q, e, true);
             for (int i = 0; i < n; i++) y[i] = fmaf(wt[(int64_t)r * k + j], out[i], y[i]);
         }
     }
@@ -425,6 +455,7 @@ static void ref_close(ops *o) {
     work_free(&f->b);
     work_free(&f->c);
     work_free(&f->d);
+    work_free(&f->act);
     free(f);
     free(o);
 }
@@ -457,7 +488,9 @@ bool ops_ref_open(ops **out, err *e) {
     (void)e;
     ops *o = xmalloc(sizeof *o);
     *o = REF;
-    o->self = xcalloc(1, sizeof(ref));
+    ref *f = xcalloc(1, sizeof *f);
+    quant_kern_init(&f->k, ISA_REF);
+    o->self = f;
     ops_host_fill(o);
     *out = o;
     return true;

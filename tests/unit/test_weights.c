@@ -526,7 +526,11 @@ static void quantized(void **state) {
     synth s;
     synth_make(&s, &spec);
     synth_add(&s, L "0.linear_attn.out_proj.weight_scale", DT_F8_E4M3, 2, (int64_t[]){ 32, 2 });
-    refuse(&s, "E-LOAD-QUANTIZED", "1 scale tensors, first " L "0.linear_attn.out_proj.weight_scale");
+    refuse(&s, "E-LOAD-UNUSED", "0.linear_attn.out_proj.weight_scale"); /* a scale without its codes */
+    synth_make(&s, &spec);
+    synth_drop(&s, L "0.linear_attn.out_proj.weight");
+    synth_add(&s, L "0.linear_attn.out_proj.weight", DT_U8, 2, (int64_t[]){ 32, 16 });
+    refuse(&s, "E-LOAD-SCALE", "weight_scale is missing");
     synth_make(&s, &spec); /* vision has no say in it */
     synth_add(&s, "model.visual.blocks.0.attn.qkv.weight_scale", DT_F8_E4M3, 2, (int64_t[]){ 32, 2 });
     model m;
@@ -645,7 +649,7 @@ static void census_of_export(void **state) {
     model m;
     err e;
     assert_false(model_open(&m, &s, 1, 0, &e));
-    assert_string_equal(e.id, "E-LOAD-QUANTIZED");
+    assert_string_equal(e.id, "E-LOAD-SCALE"); /* scales are left out here on purpose */
     census a;
     census_take(&a, &m.c, &m.cfg);
     buf b = { 0 };
