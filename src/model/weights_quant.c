@@ -52,8 +52,11 @@ static bool wrong_shape(const ckpt *c, const st_tensor *t, int64_t rows, int64_t
 }
 
 static bool bind_nvfp4(wquant *q, ckpt *c, const st_tensor *t, str stem, int rows, int cols, err *e) {
-    if (cols % 16 != 0 || !shape_is(t, rows, cols / 2)) return wrong_shape(c, t, rows, cols / 2, e);
     st_tensor *s = companion(c, stem, "weight_scale");
+    if (!s && shape_is(t, rows, cols))
+        return fail(e, ERR_INPUT, "E-LOAD-DTYPE", "%s: %s: dtype U8 without scales is no weight (BF16, F16, F32, or a quantized form)",
+                    ckpt_shard_path(c, t), t->name.p);
+    if (cols % 16 != 0 || !shape_is(t, rows, cols / 2)) return wrong_shape(c, t, rows, cols / 2, e);
     if (!s)
         return fail(e, ERR_INPUT, "E-LOAD-SCALE", "%s: %s: packed codes, but " STR_FMT "weight_scale is missing", ckpt_shard_path(c, t), t->name.p,
                     STR_ARG(stem));
