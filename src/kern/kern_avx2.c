@@ -11,8 +11,8 @@ typedef __m256 vf;
 /* 16 registers: 4 x 3 of one part leave 4 for operands. */
 #define MR 4
 #define NR 3
-#define NB 48
-#define KB 2048
+#define NB 96
+#define KB 1024
 #define TILE_MAX 12
 #define GEMV_MAX 3
 #define GEMV_ROWS(m) ((m) == 1 ? 2 : 1)

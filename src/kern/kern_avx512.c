@@ -7,11 +7,11 @@
 
 typedef __m512 vf;
 #define VL 16
-/* Register tile 8 x 3 of one part: 24 accumulators, 3 weights, 1 activation. One part of 8 rows of KB floats is 32 KB. */
+/* Register tile 8 x 3 of one part: 24 accumulators, 3 weights, 1 activation. KB floats of 8 rows are 32 KB. */
 #define MR 8
 #define NR 3
-#define NB 48
-#define KB 2048
+#define NB 96
+#define KB 1024
 #define TILE_MAX 24
 #define GEMV_MAX 4
 #define GEMV_ROWS(m) ((m) == 1 ? 8 : (m) <= 3 ? 4 : 3)

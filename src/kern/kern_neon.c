@@ -10,8 +10,8 @@ typedef float32x4_t vf;
 #define VL 4
 #define MR 8
 #define NR 3
-#define NB 48
-#define KB 2048
+#define NB 96
+#define KB 1024
 #define TILE_MAX 24
 #define GEMV_MAX 3
 #define GEMV_ROWS(m) ((m) == 1 ? 2 : 1)
