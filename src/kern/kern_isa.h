@@ -13,6 +13,14 @@
 #define KERN_REF(name) name##_ref
 #endif
 
+#define INLINE static inline __attribute__((always_inline))
+/* Before a loop with a constant count: arrays of vectors become registers only when it is unrolled. */
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
 void linear_init_ref(kern *k);
 void row_init_ref(kern *k);
 void gdn_init_ref(kern *k);
