@@ -33,7 +33,8 @@ static bool render(const char *request, const char *file, const arg_strings *pos
     arena mem = { 0 };
     const json *v = NULL;
     chat_template *t = NULL;
-    bool ok = json_parse_file(&v, &mem, request, NULL, e) && open_template(&t, file, pos, e) && template_render(t, text, v, e);
+    bool ok = json_parse_file(&v, &mem, request, NULL, e) && open_template(&t, file, pos, e) &&
+              template_render(t, text, v, e);
     if (!ok && e->id && e->kind == ERR_INPUT && t && !file && pos->n) fail_prefix(e, "%s", pos->v[0]);
     template_close(t);
     arena_free(&mem);
@@ -43,16 +44,28 @@ static bool render(const char *request, const char *file, const arg_strings *pos
 int cmd_render(int argc, char **argv, err *e) {
     const char *request = NULL, *file = NULL;
     const arg_opt opts[] = {
-        { .type = ARG_STR, .name = "request", .meta = "R.json", .dst = &request, .help = "the request: an object with messages, "
-          "tools and whatever else the template reads" },
-        { .type = ARG_STR, .name = "template", .meta = "FILE", .dst = &file,
-          .help = "this template instead of the checkpoint's (special tokens still come from DIR when given)", .none = "" },
+        { .type = ARG_STR,
+          .name = "request",
+          .meta = "R.json",
+          .dst = &request,
+          .help = "the request: an object with messages, "
+                  "tools and whatever else the template reads" },
+        { .type = ARG_STR,
+          .name = "template",
+          .meta = "FILE",
+          .dst = &file,
+          .help = "this template instead of the checkpoint's (special tokens still come from DIR when given)",
+          .none = "" },
     };
     const arg_spec spec = {
         .usage = "render [options] [DIR] --request R.json",
-        .about = "Print the text that the checkpoint's chat template makes of a request, exactly, with no newline added.",
-        .opts = opts, .count = ARRAY_LEN(opts), .max_positional = 1,
-        .examples = "  nibble render --request chat.json\n  nibble render Qwen3.6-35B-A3B --request chat.json | nibble tokenize ...\n",
+        .about =
+            "Print the text that the checkpoint's chat template makes of a request, exactly, with no newline added.",
+        .opts = opts,
+        .count = ARRAY_LEN(opts),
+        .max_positional = 1,
+        .examples = "  nibble render --request chat.json\n  nibble render Qwen3.6-35B-A3B --request chat.json | nibble "
+                    "tokenize ...\n",
     };
     arg_strings pos = { 0 };
     bool done = false;

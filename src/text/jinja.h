@@ -40,7 +40,7 @@ void jinja_free(jinja *t);
 
 /* Render with `vars` (later ones win); appends to out, which is left as it was on failure.
  * limits may be NULL. Errors: E-TEMPLATE-RUN, E-TEMPLATE-RAISE, E-TEMPLATE-LIMIT, all with the line. */
-NODISCARD bool jinja_render(const jinja *t, buf *out, const jinja_var *vars, size_t n_vars,
-                            const jinja_limits *limits, err *e);
+NODISCARD bool jinja_render(const jinja *t, buf *out, const jinja_var *vars, size_t n_vars, const jinja_limits *limits,
+                            err *e);
 
 #endif

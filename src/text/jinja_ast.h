@@ -10,12 +10,42 @@
 #include "text/jinja_val.h"
 
 typedef enum token_type {
-    T_EOF, T_DATA, T_VAR_BEGIN, T_VAR_END, T_BLOCK_BEGIN, T_BLOCK_END,
-    T_NAME, T_STRING, T_INT, T_FLOAT,
-    T_ADD, T_SUB, T_MUL, T_DIV, T_FLOORDIV, T_MOD, T_POW, T_TILDE,
-    T_EQ, T_NE, T_LT, T_LE, T_GT, T_GE, T_ASSIGN,
-    T_DOT, T_COLON, T_COMMA, T_PIPE, T_SEMICOLON,
-    T_LPAREN, T_RPAREN, T_LBRACKET, T_RBRACKET, T_LBRACE, T_RBRACE
+    T_EOF,
+    T_DATA,
+    T_VAR_BEGIN,
+    T_VAR_END,
+    T_BLOCK_BEGIN,
+    T_BLOCK_END,
+    T_NAME,
+    T_STRING,
+    T_INT,
+    T_FLOAT,
+    T_ADD,
+    T_SUB,
+    T_MUL,
+    T_DIV,
+    T_FLOORDIV,
+    T_MOD,
+    T_POW,
+    T_TILDE,
+    T_EQ,
+    T_NE,
+    T_LT,
+    T_LE,
+    T_GT,
+    T_GE,
+    T_ASSIGN,
+    T_DOT,
+    T_COLON,
+    T_COMMA,
+    T_PIPE,
+    T_SEMICOLON,
+    T_LPAREN,
+    T_RPAREN,
+    T_LBRACKET,
+    T_RBRACKET,
+    T_LBRACE,
+    T_RBRACE
 } token_type;
 
 typedef struct token {
@@ -27,11 +57,43 @@ typedef struct token {
 
 typedef enum node_kind {
     /* expressions */
-    N_CONST, N_NAME, N_NSREF, N_TUPLE, N_LIST, N_DICT, N_NEG, N_POS, N_NOT, N_AND, N_OR, N_BIN, N_CONCAT,
-    N_COMPARE, N_COND, N_ATTR, N_ITEM, N_SLICE, N_CALL, N_FILTER, N_TEST,
+    N_CONST,
+    N_NAME,
+    N_NSREF,
+    N_TUPLE,
+    N_LIST,
+    N_DICT,
+    N_NEG,
+    N_POS,
+    N_NOT,
+    N_AND,
+    N_OR,
+    N_BIN,
+    N_CONCAT,
+    N_COMPARE,
+    N_COND,
+    N_ATTR,
+    N_ITEM,
+    N_SLICE,
+    N_CALL,
+    N_FILTER,
+    N_TEST,
     /* statements */
-    N_DATA, N_PRINT, N_FOR, N_IF, N_SET, N_SETBLOCK, N_MACRO, N_CALLBLOCK, N_FILTERBLOCK, N_WITH, N_SCOPE,
-    N_BLOCK, N_DO, N_BREAK, N_CONTINUE
+    N_DATA,
+    N_PRINT,
+    N_FOR,
+    N_IF,
+    N_SET,
+    N_SETBLOCK,
+    N_MACRO,
+    N_CALLBLOCK,
+    N_FILTERBLOCK,
+    N_WITH,
+    N_SCOPE,
+    N_BLOCK,
+    N_DO,
+    N_BREAK,
+    N_CONTINUE
 } node_kind;
 
 typedef enum compare_op { C_EQ, C_NE, C_LT, C_LE, C_GT, C_GE, C_IN, C_NOTIN } compare_op;
@@ -93,19 +155,19 @@ struct node {
     bool uses_loop; /* FOR: the body mentions `loop` */
     bool recursive; /* FOR */
     int line;
-    uint32_t depth; /* of the expression below, for the limit */
-    uint32_t name;  /* NAME, NSREF, MACRO */
-    ref at;         /* NAME, NSREF, MACRO: resolved by scoping */
-    str text;       /* DATA; ATTR, NSREF: attribute; FILTER, TEST: name as written */
-    val value;      /* CONST */
-    node *a, *b, *c; /* operands; see jinja_parse.c beside each constructor */
-    node_list list; /* items, concat parts, compare operands, body */
-    node_list list2; /* else branch; WITH: targets */
-    uint8_t *ops;   /* COMPARE: compare_op per operand in list */
-    call_args_node *args; /* CALL, FILTER, TEST */
+    uint32_t depth;                  /* of the expression below, for the limit */
+    uint32_t name;                   /* NAME, NSREF, MACRO */
+    ref at;                          /* NAME, NSREF, MACRO: resolved by scoping */
+    str text;                        /* DATA; ATTR, NSREF: attribute; FILTER, TEST: name as written */
+    val value;                       /* CONST */
+    node *a, *b, *c;                 /* operands; see jinja_parse.c beside each constructor */
+    node_list list;                  /* items, concat parts, compare operands, body */
+    node_list list2;                 /* else branch; WITH: targets */
+    uint8_t *ops;                    /* COMPARE: compare_op per operand in list */
+    call_args_node *args;            /* CALL, FILTER, TEST */
     const struct filter_def *filter; /* FILTER: NULL = unknown (an error when evaluated) */
     const struct test_def *test;
-    signature *sig; /* MACRO, CALLBLOCK */
+    signature *sig;             /* MACRO, CALLBLOCK */
     scope in, in_else, in_test; /* FOR, WITH, SCOPE, MACRO, ... */
     unit unit_body, unit_test;  /* MACRO, CALLBLOCK, BLOCK, recursive FOR; FOR with a filter */
     node *target_test;          /* FOR with a filter: the target again, resolved inside the filter */

@@ -29,7 +29,8 @@ bool args_bind(run *r, const char *what, const args *a, const char *params, size
         size_t i = 0;
         while (i < n && !str_eq(names[i], a->kw[k].name)) i++;
         if (i == n)
-            return rt_fail(r, "TypeError: %s got an unexpected keyword argument '" STR_FMT "'", what, STR_ARG(a->kw[k].name));
+            return rt_fail(r, "TypeError: %s got an unexpected keyword argument '" STR_FMT "'", what,
+                           STR_ARG(a->kw[k].name));
         if (is_given(&out[i]))
             return rt_fail(r, "TypeError: %s got multiple values for argument '" STR_FMT "'", what, STR_ARG(names[i]));
         out[i] = a->kw[k].v;
@@ -60,7 +61,8 @@ static bool bind_extra(run *r, const macro_val *m, const args *a, const bool *us
     dict *rest = s->wants_kwargs ? dict_new(r, 0) : NULL;
     if (s->wants_kwargs && !rest) return false;
     bool caller_done = s->explicit_caller || !s->wants_caller;
-    if (s->wants_caller && !s->explicit_caller && !v_undef_hint(r, &f->slots[s->caller.slot], "No caller defined")) return false;
+    if (s->wants_caller && !s->explicit_caller && !v_undef_hint(r, &f->slots[s->caller.slot], "No caller defined"))
+        return false;
     for (size_t k = 0; k < a->n_kw; k++) {
         if (used[k]) continue;
         const val key = v_str(a->kw[k].name);
@@ -91,7 +93,8 @@ static bool bind_macro(run *r, const macro_val *m, const args *a, frame *f) {
     for (size_t i = 0; i < s->n; i++) {
         val *slot = &f->slots[s->refs[i].slot];
         const size_t k = i < a->n ? a->n_kw : keyword_find(a, r->t->names[s->names[i]]);
-        if (i < a->n) *slot = a->pos[i];
+        if (i < a->n)
+            *slot = a->pos[i];
         else if (k < a->n_kw) {
             *slot = a->kw[k].v;
             used[k] = true;
@@ -180,8 +183,8 @@ bool loop_length(run *r, loop_state *l, size_t *out) {
 }
 
 bool loop_attr(run *r, loop_state *l, str name, val *out, bool *found) {
-    static const char *const names[] = { "index", "index0", "first", "depth", "depth0", "last", "previtem", "nextitem",
-                                         "length", "revindex", "revindex0" };
+    static const char *const names[] = { "index",    "index0",   "first",  "depth",    "depth0",   "last",
+                                         "previtem", "nextitem", "length", "revindex", "revindex0" };
     size_t which = 0, n;
     bool more;
     while (which < ARRAY_LEN(names) && !str_is(name, names[which])) which++;
@@ -251,8 +254,8 @@ bool loop_call(run *r, loop_state *l, const args *a, val *out) {
 /* ---- global functions ---- */
 
 enum { G_RANGE, G_DICT, G_NAMESPACE, G_CYCLER, G_JOINER, G_LIPSUM, G_RAISE, G_STRFTIME };
-const char *const jinja_globals[] = { "range", "dict", "namespace", "cycler", "joiner", "lipsum", "raise_exception",
-                                      "strftime_now", NULL };
+const char *const jinja_globals[] = { "range",           "dict",         "namespace", "cycler", "joiner", "lipsum",
+                                      "raise_exception", "strftime_now", NULL };
 
 static bool make_range(run *r, const args *a, val *out) {
     int64_t v[3] = { 0, 0, 1 };
@@ -265,7 +268,8 @@ static bool make_range(run *r, const args *a, val *out) {
     const __int128 step = v[2] > 0 ? v[2] : -(__int128)v[2];
     const __int128 n = span > 0 ? (span - 1) / step + 1 : 0;
     if (n > MAX_RANGE)
-        return rt_fail(r, "OverflowError: Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d)", MAX_RANGE);
+        return rt_fail(r, "OverflowError: Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d)",
+                       MAX_RANGE);
     range_info *g = rt_take(r, 1, sizeof *g);
     if (!g) return false;
     *g = (range_info){ v[0], v[1], v[2], (int64_t)n };
@@ -276,6 +280,7 @@ static bool make_range(run *r, const args *a, val *out) {
 /* dict(mapping or pairs, **kwargs), also for namespace(). */
 static bool fill_dict(run *r, const char *what, const args *a, dict *d) {
     if (a->n > 1) return rt_fail(r, "TypeError: %s expected at most 1 argument, got %zu", what, a->n);
+    if (a->n && a->pos[0].type == V_UNDEF) return undef_fail(r, &a->pos[0]);
     if (a->n && a->pos[0].type == V_DICT) {
         const dict *from = a->pos[0].u.d;
         for (size_t i = 0; i < from->n; i++)
@@ -289,7 +294,9 @@ static bool fill_dict(run *r, const char *what, const args *a, dict *d) {
             if (!iter_next(r, &it, &x, &more)) return false;
             if (!more) break;
             if (!iter_collect(r, &x, V_LIST, &pair)) return false;
-            if (pair.n != 2) return rt_fail(r, "ValueError: dictionary update sequence element has length %zu; 2 is required", pair.n);
+            if (pair.n != 2)
+                return rt_fail(r, "ValueError: dictionary update sequence element has length %zu; 2 is required",
+                               pair.n);
             if (!dict_put(r, d, &pair.u.v[0], &pair.u.v[1])) return false;
         }
     }
@@ -322,7 +329,8 @@ static bool make_joiner(run *r, const args *a, val *out) {
 
 static bool raise_exception(run *r, const args *a) {
     val message, text;
-    if (!args_bind(r, "raise_exception()", a, "message", 1, true, &message) || !v_to_str(r, &message, &text)) return false;
+    if (!args_bind(r, "raise_exception()", a, "message", 1, true, &message) || !v_to_str(r, &message, &text))
+        return false;
     return fail(r->e, ERR_INPUT, "E-TEMPLATE-RAISE", "%.*s (raised by the chat template, line %d)",
                 (int)(text.n > 500 ? 500 : text.n), text.u.s, r->line);
 }
@@ -349,8 +357,10 @@ static bool strftime_now(run *r, const args *a, val *out) {
         if (strchr("-_0^#EO", one[1]) && one[1] && i + 1 < fmt.n) one[k++] = fmt.u.s[++i];
         if (one[1] == 'z' || one[1] == 'Z') continue;
         size_t n;
-        if (one[1] == 'f') n = (size_t)snprintf(text, sizeof text, "%06ld", now.tv_nsec / 1000);
-        else n = strftime(text, sizeof text, one, &tm);
+        if (one[1] == 'f')
+            n = (size_t)snprintf(text, sizeof text, "%06ld", now.tv_nsec / 1000);
+        else
+            n = strftime(text, sizeof text, one, &tm);
         if (!rt_emit(r, b, text, n)) return false;
     }
     return rt_cut(r, b, mark, out);

@@ -48,12 +48,15 @@ bool jinja_assign(run *r, frame *f, const node *target, const val *v) {
     }
     if (target->kind == N_NSREF) return assign_namespace(r, f, target, v);
     val items;
-    if (!is_seq(v) && !iter_is_iterable(v)) return rt_fail(r, "TypeError: cannot unpack non-iterable %s object", type_name(v));
+    if (!is_seq(v) && !iter_is_iterable(v))
+        return rt_fail(r, "TypeError: cannot unpack non-iterable %s object", type_name(v));
     if (!iter_collect(r, v, V_TUPLE, &items)) return false;
     const size_t want = target->list.n;
     if (items.n != want)
-        return rt_fail(r, items.n < want ? "ValueError: not enough values to unpack (expected %zu, got %zu)"
-                                         : "ValueError: too many values to unpack (expected %zu, got %zu)", want, items.n);
+        return rt_fail(r,
+                       items.n < want ? "ValueError: not enough values to unpack (expected %zu, got %zu)"
+                                      : "ValueError: too many values to unpack (expected %zu, got %zu)",
+                       want, items.n);
     for (size_t i = 0; i < want; i++)
         if (!jinja_assign(r, f, target->list.v[i], &items.u.v[i])) return false;
     return true;
@@ -83,7 +86,8 @@ static bool eval_dict(run *r, frame *f, const node *n, val *out) {
     val k, v;
     if (!d) return false;
     for (size_t i = 0; i < n->list.n; i += 2)
-        if (!jinja_eval(r, f, n->list.v[i], &k) || !jinja_eval(r, f, n->list.v[i + 1], &v) || !dict_put(r, d, &k, &v)) return false;
+        if (!jinja_eval(r, f, n->list.v[i], &k) || !jinja_eval(r, f, n->list.v[i + 1], &v) || !dict_put(r, d, &k, &v))
+            return false;
     *out = (val){ .type = V_DICT, .u.d = d };
     return true;
 }
@@ -143,7 +147,8 @@ static bool add_star2(run *r, const val *v, kwarg **kw, size_t *n) {
         if (e->key.type != V_STR) return rt_fail(r, "TypeError: keywords must be strings");
         for (size_t k = 0; k < *n; k++)
             if (str_eq(all[k].name, s_of(&e->key)))
-                return rt_fail(r, "TypeError: got multiple values for keyword argument '" STR_FMT "'", STR_ARG(s_of(&e->key)));
+                return rt_fail(r, "TypeError: got multiple values for keyword argument '" STR_FMT "'",
+                               STR_ARG(s_of(&e->key)));
         all[*n + i] = (kwarg){ s_of(&e->key), e->value };
     }
     *n += v->u.d->n;
@@ -196,7 +201,9 @@ static bool eval_call(run *r, frame *f, const node *n, const val *caller, val *o
 static bool eval_filter(run *r, frame *f, const node *n, const val *captured, val *out) {
     val x;
     args a;
-    if (n->a ? (captured && n->a->kind == N_FILTER ? !eval_filter(r, f, n->a, captured, &x) : !jinja_eval(r, f, n->a, &x)) : !captured)
+    if (n->a ? (captured && n->a->kind == N_FILTER ? !eval_filter(r, f, n->a, captured, &x)
+                                                   : !jinja_eval(r, f, n->a, &x))
+             : !captured)
         return n->a ? false : rt_fail(r, "filter without an operand");
     if (!n->a) x = *captured;
     if (!eval_args(r, f, n->args, NULL, &a)) return false;
@@ -236,12 +243,12 @@ static bool eval_access(run *r, frame *f, const node *n, val *out) {
 static bool eval_any(run *r, frame *f, const node *n, val *out) {
     switch ((node_kind)n->kind) {
     case N_CONST: *out = n->value; return true;
-    case N_NAME:
-        *out = *slot_at(f, n->at);
-        return is_given(out) || v_undef(r, out, n->text);
-    case N_TUPLE: case N_LIST: return eval_items(r, f, n, out);
+    case N_NAME: *out = *slot_at(f, n->at); return is_given(out) || v_undef(r, out, n->text);
+    case N_TUPLE:
+    case N_LIST: return eval_items(r, f, n, out);
     case N_DICT: return eval_dict(r, f, n, out);
-    case N_NEG: case N_POS: {
+    case N_NEG:
+    case N_POS: {
         val v;
         if (!jinja_eval(r, f, n->b, &v)) return false;
         r->line = n->line;
@@ -251,7 +258,8 @@ static bool eval_any(run *r, frame *f, const node *n, val *out) {
         if (!jinja_eval(r, f, n->b, out)) return false;
         *out = v_bool(!v_truth(out));
         return true;
-    case N_AND: case N_OR:
+    case N_AND:
+    case N_OR:
         if (!jinja_eval(r, f, n->a, out)) return false;
         return v_truth(out) == (n->kind == N_OR) || jinja_eval(r, f, n->b, out);
     case N_BIN: return eval_binary(r, f, n, out);
@@ -262,7 +270,8 @@ static bool eval_any(run *r, frame *f, const node *n, val *out) {
         if (v_truth(out)) return jinja_eval(r, f, n->a, out);
         if (n->c) return jinja_eval(r, f, n->c, out);
         return v_undef_hint(r, out, "the inline if-expression evaluated to false and no else section was defined");
-    case N_ATTR: case N_ITEM: return eval_access(r, f, n, out);
+    case N_ATTR:
+    case N_ITEM: return eval_access(r, f, n, out);
     case N_CALL: return eval_call(r, f, n, NULL, out);
     case N_FILTER: return eval_filter(r, f, n, NULL, out);
     case N_TEST: return eval_test(r, f, n, out);
@@ -286,7 +295,7 @@ static flow body_of(run *r, frame *f, const node_list *l) { return jinja_exec(r,
 /* Iterate `items` over the body of n in frame f; `outer` is the frame around it, for the loop's filter. */
 static flow run_loop(run *r, frame *f, frame *outer, const node *n, const val *items, int depth0) {
     loop_state *l = rt_take(r, 1, sizeof *l);
-    bool more, any = false;
+    bool more, ended = false; /* jinja2 runs the else part unless a body ran to its end */
     val x;
     if (!l) return FLOW_FAIL;
     memset(l, 0, sizeof *l);
@@ -303,22 +312,23 @@ static flow run_loop(run *r, frame *f, frame *outer, const node *n, const val *i
         if (!(l->it.src = rt_take(r, 1, sizeof(iter))) || !iter_begin(r, l->it.src, items)) return FLOW_FAIL;
         l->it.kind = I_LOOP_TEST;
         l->it.loop = n;
-        if (!frame_new(r, n->unit_test.n_slots, outer, &l->it.fr) || !scope_enter(r, l->it.fr, &n->in_test)) return FLOW_FAIL;
+        if (!frame_new(r, n->unit_test.n_slots, outer, &l->it.fr) || !scope_enter(r, l->it.fr, &n->in_test))
+            return FLOW_FAIL;
     } else if (!iter_begin(r, &l->it, items)) {
         return FLOW_FAIL;
     }
     for (;;) {
         if (!loop_next(r, l, &x, &more)) return FLOW_FAIL;
         if (!more) break;
-        any = true;
         if (n->uses_loop) *slot_at(f, n->loop_at) = (val){ .type = V_LOOP, .u.loop = l };
         if (!jinja_assign(r, f, n->a, &x) || !scope_enter(r, f, &n->in)) return FLOW_FAIL;
         const flow w = body_of(r, f, &n->list);
         if (w == FLOW_FAIL) return w;
         if (w == FLOW_BREAK) break;
+        if (w == FLOW_NEXT) ended = true;
     }
     scope_leave(f, &n->in);
-    if (any || !n->list2.n) return FLOW_NEXT;
+    if (ended || !n->list2.n) return FLOW_NEXT;
     if (!scope_enter(r, f, &n->in_else)) return FLOW_FAIL;
     const flow w = body_of(r, f, &n->list2);
     scope_leave(f, &n->in_else);
@@ -385,11 +395,17 @@ static flow exec_set_block(run *r, frame *f, const node *n) {
     return FLOW_NEXT;
 }
 
+/* Filter and call blocks write what they get, and only text can be written. */
+static bool write_text(run *r, const val *v) {
+    if (v->type != V_STR) return rt_fail(r, "TypeError: expected str instance, %s found", type_name(v));
+    return v_write_str(r, r->out, v);
+}
+
 static flow exec_filter_block(run *r, frame *f, const node *n) {
     val text;
     const flow w = capture(r, f, n, &text);
     if (w != FLOW_NEXT) return w;
-    if (!eval_filter(r, f, n->b, &text, &text) || !v_write_str(r, r->out, &text)) return FLOW_FAIL;
+    if (!eval_filter(r, f, n->b, &text, &text) || !write_text(r, &text)) return FLOW_FAIL;
     scope_leave(f, &n->in);
     return FLOW_NEXT;
 }
@@ -412,7 +428,7 @@ static flow exec_macro(run *r, frame *f, const node *n) {
 
 static flow exec_call_block(run *r, frame *f, const node *n) {
     val caller, text;
-    return flow_of(make_macro(r, f, n, &caller) && eval_call(r, f, n->b, &caller, &text) && v_write_str(r, r->out, &text));
+    return flow_of(make_macro(r, f, n, &caller) && eval_call(r, f, n->b, &caller, &text) && write_text(r, &text));
 }
 
 static flow exec_with(run *r, frame *f, const node *n) {

@@ -7,7 +7,10 @@
 #include "text/jinja_ast.h"
 #include "text/jinja_uni.h"
 
-static bool put(val *out, val v) { *out = v; return true; }
+static bool put(val *out, val v) {
+    *out = v;
+    return true;
+}
 static const val *arg(const args *a, size_t i) { return &a->pos[i]; }
 static bool arg_int(run *r, const args *a, size_t i, int64_t dflt, int64_t *out) {
     *out = dflt;
@@ -39,12 +42,12 @@ static bool f_string(run *r, const val *x, const args *a, val *out) {
     return v_to_str(r, x, out);
 }
 
-#define CASE_FILTER(name, how)                                                          \
-    static bool name(run *r, const val *x, const args *a, val *out) {                   \
-        (void)a;                                                                        \
-        val t;                                                                          \
-        if (!v_to_str(r, x, &t) || !s_case(r, s_of(&t), how, out)) return false;        \
-        return put(out, v_like(*out, &t));                                              \
+#define CASE_FILTER(name, how)                                                   \
+    static bool name(run *r, const val *x, const args *a, val *out) {            \
+        (void)a;                                                                 \
+        val t;                                                                   \
+        if (!v_to_str(r, x, &t) || !s_case(r, s_of(&t), how, out)) return false; \
+        return put(out, v_like(*out, &t));                                       \
     }
 CASE_FILTER(f_upper, CASE_UPPER)
 CASE_FILTER(f_lower, CASE_LOWER)
@@ -106,7 +109,8 @@ static bool f_center(run *r, const val *x, const args *a, val *out) {
 static bool f_indent(run *r, const val *x, const args *a, val *out) {
     str pad = STR("    ");
     val made, lines;
-    if (is_given(arg(a, 0)) && arg(a, 0)->type == V_STR) pad = s_of(arg(a, 0));
+    if (is_given(arg(a, 0)) && arg(a, 0)->type == V_STR)
+        pad = s_of(arg(a, 0));
     else if (is_given(arg(a, 0))) {
         int64_t width;
         if (!as_index(r, arg(a, 0), &width) || !s_pad(r, STR(""), width, 1, " ", 1, &made)) return false;
@@ -141,7 +145,8 @@ static bool f_truncate(run *r, const val *x, const args *a, val *out) {
     }
     if (is_given(arg(a, 3)) && arg(a, 3)->type != V_NONE && !as_index(r, arg(a, 3), &leeway)) return false;
     const int64_t end_n = (int64_t)uni_len(end);
-    if (length < end_n) return rt_fail(r, "AssertionError: expected length >= %" PRId64 ", got %" PRId64, end_n, length);
+    if (length < end_n)
+        return rt_fail(r, "AssertionError: expected length >= %" PRId64 ", got %" PRId64, end_n, length);
     if (leeway < 0) return rt_fail(r, "AssertionError: expected leeway >= 0, got %" PRId64, leeway);
     size_t n;
     if (!v_len(r, x, &n)) return false;
@@ -191,9 +196,11 @@ static bool f_safe(run *r, const val *x, const args *a, val *out) {
 
 /* The characters that HTML text writes as entities by rule; others are rare in what was escaped before. */
 static size_t entity(const char *p, const char *end, const char **text) {
-    static const struct { const char *name, *text; } known[] = {
-        { "&amp;", "&" }, { "&lt;", "<" }, { "&gt;", ">" }, { "&quot;", "\"" }, { "&#34;", "\"" }, { "&#39;", "'" },
-        { "&apos;", "'" }, { "&nbsp;", "\xc2\xa0" },
+    static const struct {
+        const char *name, *text;
+    } known[] = {
+        { "&amp;", "&" },  { "&lt;", "<" },  { "&gt;", ">" },   { "&quot;", "\"" },
+        { "&#34;", "\"" }, { "&#39;", "'" }, { "&apos;", "'" }, { "&nbsp;", "\xc2\xa0" },
     };
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {
         const size_t n = strlen(known[i].name);
@@ -217,8 +224,10 @@ static bool f_striptags(run *r, const val *x, const args *a, val *out) {
         const char *close = NULL;
         if (end - p >= 4 && memcmp(p, "<!--", 4) == 0) {
             close = memmem(p, (size_t)(end - p), "-->", 3);
-            if (close) close += 3;
-            else break;
+            if (close)
+                close += 3;
+            else
+                break;
         } else if (*p == '<' && (close = memchr(p, '>', (size_t)(end - p)))) {
             close++;
         }
@@ -249,9 +258,12 @@ static bool quote_url(run *r, buf *b, const val *v, bool query) {
         const bool safe = (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') || (c && strchr("_.-~", c)) ||
                           (c == '/' && !query);
         size_t n = 1;
-        if (safe) tmp[0] = (char)c;
-        else if (c == ' ' && query) tmp[0] = '+';
-        else n = (size_t)sprintf(tmp, "%%%02X", c);
+        if (safe)
+            tmp[0] = (char)c;
+        else if (c == ' ' && query)
+            tmp[0] = '+';
+        else
+            n = (size_t)sprintf(tmp, "%%%02X", c);
         if (!rt_emit(r, b, tmp, n)) return false;
     }
     return true;
@@ -294,7 +306,8 @@ static bool f_xmlattr(run *r, const val *x, const args *a, val *out) {
                 return rt_fail(r, "ValueError: Invalid character in attribute name");
         if (!s_escape(r, &e->key, &k) || !s_escape(r, &e->value, &v)) return false;
         if ((b->n > mark || space) && !rt_emit(r, b, " ", 1)) return false;
-        if (!rt_emit(r, b, k.u.s, k.n) || !rt_emits(r, b, "=\"") || !rt_emit(r, b, v.u.s, v.n) || !rt_emits(r, b, "\"")) return false;
+        if (!rt_emit(r, b, k.u.s, k.n) || !rt_emits(r, b, "=\"") || !rt_emit(r, b, v.u.s, v.n) || !rt_emits(r, b, "\""))
+            return false;
     }
     return rt_cut(r, b, mark, out);
 }
@@ -324,7 +337,8 @@ static bool f_tojson(run *r, const val *x, const args *a, val *out) {
     if (is_given(indent) && indent->type != V_NONE) {
         s.pretty = true;
         s.item_sep = STR(",");
-        if (indent->type == V_STR) s.indent = s_of(indent);
+        if (indent->type == V_STR)
+            s.indent = s_of(indent);
         else {
             int64_t width;
             if (!as_index(r, indent, &width) || !s_pad(r, STR(""), width, 1, " ", 1, &made)) return false;
@@ -332,7 +346,8 @@ static bool f_tojson(run *r, const val *x, const args *a, val *out) {
         }
     }
     if (is_given(seps) && seps->type != V_NONE) {
-        if (!iter_is_iterable(seps) || !iter_collect(r, seps, V_TUPLE, &made)) return rt_fail(r, "TypeError: separators must be a pair");
+        if (!iter_is_iterable(seps) || !iter_collect(r, seps, V_TUPLE, &made))
+            return rt_fail(r, "TypeError: separators must be a pair");
         if (made.n != 2 || made.u.v[0].type != V_STR || made.u.v[1].type != V_STR)
             return rt_fail(r, "TypeError: separators must be a pair of strings");
         s.item_sep = s_of(&made.u.v[0]);
@@ -411,8 +426,21 @@ static double round_double(double v, int64_t digits) {
         return strtod(text, NULL);
     }
     if (digits < -308) return copysign(0.0, v);
-    const double p = pow(10, (double)-digits);
-    return nearbyint(v / p) * p;
+    const double whole = floor(fabs(v));
+    const size_t n = (size_t)snprintf(text, sizeof text, "0%.0f", whole), cut = (size_t)-digits;
+    if (cut >= n) return copysign(0.0, v);
+    char *tail = text + n - cut;
+    const bool beyond = strspn(tail + 1, "0") != cut - 1 || fabs(v) != whole, odd = (tail[-1] - '0') & 1;
+    const bool up = *tail > '5' || (*tail == '5' && (beyond || odd));
+    memset(tail, '0', cut);
+    for (char *c = tail - 1; up; c--) { /* the leading 0 takes the last carry */
+        if (*c != '9') {
+            ++*c;
+            break;
+        }
+        *c = '0';
+    }
+    return copysign(strtod(text, NULL), v);
 }
 
 static bool f_round(run *r, const val *x, const args *a, val *out) {
@@ -423,7 +451,8 @@ static bool f_round(run *r, const val *x, const args *a, val *out) {
     if (!arg_int(r, a, 0, 0, &digits)) return false;
     if (!common && !ceiling && !str_is(how, "floor")) return rt_fail(r, "method must be common, ceil or floor");
     if (x->type == V_UNDEF) return undef_fail(r, x);
-    if (!is_intlike(x) && x->type != V_FLOAT) return rt_fail(r, "TypeError: type %s doesn't define __round__ method", type_name(x));
+    if (!is_intlike(x) && x->type != V_FLOAT)
+        return rt_fail(r, "TypeError: type %s doesn't define __round__ method", type_name(x));
     if (common && x->type != V_FLOAT) return round_int(r, x->u.i, digits, out);
     const double v = x->type == V_FLOAT ? x->u.f : (double)x->u.i;
     if (common) return put(out, v_float(round_double(v, digits)));
@@ -436,8 +465,10 @@ static bool f_filesizeformat(run *r, const val *x, const args *a, val *out) {
     const bool binary = arg_true(a, 0, false);
     val v;
     char text[80];
-    const args none = { .pos = (const val[1]){ { .type = V_MISSING } }, .n = 1 };
-    if (!f_float(r, x, &none, &v)) return false;
+    const val nan = v_none();
+    const args dflt = { .pos = &nan, .n = 1 };
+    if (!f_float(r, x, &dflt, &v)) return false;
+    if (v.type != V_FLOAT) return rt_fail(r, "TypeError: could not convert to a number: '%s'", type_name(x));
     const double base = binary ? 1024 : 1000, bytes = v.u.f;
     if (bytes == 1) return v_copy_str(r, STR("1 Byte"), out);
     if (bytes < base) {
@@ -470,16 +501,33 @@ static bool f_attr(run *r, const val *x, const args *a, val *out) {
 }
 
 const filter_def jinja_filters_text[] = {
-    { "abs", f_abs, "", 0 }, { "attr", f_attr, "name", 1 }, { "capitalize", f_capitalize, "", 0 },
-    { "center", f_center, "width", 0 }, { "d", f_default, "default_value boolean", 0 },
-    { "default", f_default, "default_value boolean", 0 }, { "e", f_escape, "", 0 }, { "escape", f_escape, "", 0 },
-    { "filesizeformat", f_filesizeformat, "binary", 0 }, { "float", f_float, "default", 0 },
-    { "forceescape", f_forceescape, "", 0 }, { "format", f_format, NULL, 0 }, { "indent", f_indent, "width first blank", 0 },
-    { "int", f_int, "default base", 0 }, { "lower", f_lower, "", 0 }, { "replace", f_replace, "old new count", 2 },
-    { "round", f_round, "precision method", 0 }, { "safe", f_safe, "", 0 }, { "string", f_string, "", 0 },
-    { "striptags", f_striptags, "", 0 }, { "title", f_title, "", 0 },
-    { "tojson", f_tojson, "ensure_ascii indent separators sort_keys", 0 }, { "trim", f_trim, "chars", 0 },
-    { "truncate", f_truncate, "length killwords end leeway", 0 }, { "upper", f_upper, "", 0 },
-    { "urlencode", f_urlencode, "", 0 }, { "wordcount", f_wordcount, "", 0 }, { "xmlattr", f_xmlattr, "autospace", 0 },
+    { "abs", f_abs, "", 0 },
+    { "attr", f_attr, "name", 1 },
+    { "capitalize", f_capitalize, "", 0 },
+    { "center", f_center, "width", 0 },
+    { "d", f_default, "default_value boolean", 0 },
+    { "default", f_default, "default_value boolean", 0 },
+    { "e", f_escape, "", 0 },
+    { "escape", f_escape, "", 0 },
+    { "filesizeformat", f_filesizeformat, "binary", 0 },
+    { "float", f_float, "default", 0 },
+    { "forceescape", f_forceescape, "", 0 },
+    { "format", f_format, NULL, 0 },
+    { "indent", f_indent, "width first blank", 0 },
+    { "int", f_int, "default base", 0 },
+    { "lower", f_lower, "", 0 },
+    { "replace", f_replace, "old new count", 2 },
+    { "round", f_round, "precision method", 0 },
+    { "safe", f_safe, "", 0 },
+    { "string", f_string, "", 0 },
+    { "striptags", f_striptags, "", 0 },
+    { "title", f_title, "", 0 },
+    { "tojson", f_tojson, "ensure_ascii indent separators sort_keys", 0 },
+    { "trim", f_trim, "chars", 0 },
+    { "truncate", f_truncate, "length killwords end leeway", 0 },
+    { "upper", f_upper, "", 0 },
+    { "urlencode", f_urlencode, "", 0 },
+    { "wordcount", f_wordcount, "", 0 },
+    { "xmlattr", f_xmlattr, "autospace", 0 },
     { 0 },
 };

@@ -2,7 +2,10 @@
 #include "text/jinja_ast.h"
 #include "text/jinja_uni.h"
 
-static bool put(val *out, val v) { *out = v; return true; }
+static bool put(val *out, val v) {
+    *out = v;
+    return true;
+}
 static const val *arg(const args *a, size_t i) { return &a->pos[i]; }
 static bool arg_true(const args *a, size_t i) { return is_given(arg(a, i)) && v_truth(arg(a, i)); }
 
@@ -69,7 +72,8 @@ static bool map_spec(run *r, const args *a, mapper *m) {
     if (a->n == 0) {
         const val *attribute = NULL;
         for (size_t i = 0; i < a->n_kw; i++) {
-            if (str_is(a->kw[i].name, "attribute")) attribute = &a->kw[i].v;
+            if (str_is(a->kw[i].name, "attribute"))
+                attribute = &a->kw[i].v;
             else if (str_is(a->kw[i].name, "default")) {
                 m->has_default = a->kw[i].v.type != V_NONE;
                 m->dflt = a->kw[i].v;
@@ -104,12 +108,20 @@ static mapper *mapper_new(run *r) {
     return m;
 }
 
+/* jinja2 looks at the arguments of map and select only when there is something to apply them to. */
+static bool nothing(run *r, const char *label, val *out) {
+    iter *it;
+    return iter_new(r, I_EMPTY, NULL, label, &it, out);
+}
+
 static bool f_map(run *r, const val *x, const args *a, val *out) {
+    if (!v_truth(x)) return nothing(r, "generator object sync_do_map", out);
     mapper *m = mapper_new(r);
     return m && map_spec(r, a, m) && new_generator(r, I_MAP, x, "generator object sync_do_map", m, false, out);
 }
 
 static bool select_any(run *r, const val *x, const args *a, bool attr, bool negate, val *out) {
+    if (!v_truth(x)) return nothing(r, "generator object select_or_reject", out);
     mapper *m = mapper_new(r);
     size_t off = 0;
     if (!m) return false;
@@ -132,7 +144,9 @@ static bool select_any(run *r, const val *x, const args *a, bool attr, bool nega
 }
 static bool f_select(run *r, const val *x, const args *a, val *out) { return select_any(r, x, a, false, false, out); }
 static bool f_reject(run *r, const val *x, const args *a, val *out) { return select_any(r, x, a, false, true, out); }
-static bool f_selectattr(run *r, const val *x, const args *a, val *out) { return select_any(r, x, a, true, false, out); }
+static bool f_selectattr(run *r, const val *x, const args *a, val *out) {
+    return select_any(r, x, a, true, false, out);
+}
 static bool f_rejectattr(run *r, const val *x, const args *a, val *out) { return select_any(r, x, a, true, true, out); }
 
 static bool f_unique(run *r, const val *x, const args *a, val *out) {
@@ -145,7 +159,9 @@ static bool f_unique(run *r, const val *x, const args *a, val *out) {
 
 /* ---- sorting: stable, by keys made once ---- */
 
-typedef struct keyed { val key, item; } keyed;
+typedef struct keyed {
+    val key, item;
+} keyed;
 
 static bool sort_keyed(run *r, keyed *v, size_t n, bool reverse) {
     for (size_t width = 1; width < n; width *= 2) {
@@ -168,8 +184,8 @@ static bool sort_keyed(run *r, keyed *v, size_t n, bool reverse) {
 }
 
 /* Items of x with their keys; several attributes separated by commas give a list as key. */
-static bool collect_keyed(run *r, const val *x, const val *attribute, bool multi, bool exact, const val *dflt, keyed **out,
-                          size_t *n) {
+static bool collect_keyed(run *r, const val *x, const val *attribute, bool multi, bool exact, const val *dflt,
+                          keyed **out, size_t *n) {
     val items;
     if (!iter_collect(r, x, V_LIST, &items)) return false;
     vec attrs = { 0 };
@@ -213,11 +229,20 @@ static bool list_of(run *r, const keyed *v, size_t n, val *out) {
     return put(out, v_seq(V_LIST, list, n));
 }
 
+/* sorted() takes its reverse flag as an integer. */
+static bool reverse_flag(run *r, const val *v, bool *out) {
+    int64_t i = 0;
+    if (is_given(v) && !as_index(r, v, &i)) return false;
+    *out = i != 0;
+    return true;
+}
+
 static bool f_sort(run *r, const val *x, const args *a, val *out) {
     keyed *v;
     size_t n;
-    return collect_keyed(r, x, arg(a, 2), true, arg_true(a, 1), NULL, &v, &n) && sort_keyed(r, v, n, arg_true(a, 0)) &&
-           list_of(r, v, n, out);
+    bool reverse;
+    return reverse_flag(r, arg(a, 0), &reverse) && collect_keyed(r, x, arg(a, 2), true, arg_true(a, 1), NULL, &v, &n) &&
+           sort_keyed(r, v, n, reverse) && list_of(r, v, n, out);
 }
 
 static bool f_groupby(run *r, const val *x, const args *a, val *out) {
@@ -255,6 +280,8 @@ static bool f_dictsort(run *r, const val *x, const args *a, val *out) {
     if (is_given(by) && !value && !(by->type == V_STR && str_is(s_of(by), "key")))
         return rt_fail(r, "you can only sort by either \"key\" or \"value\"");
     const dict *d = x->u.d;
+    bool reverse;
+    if (!reverse_flag(r, arg(a, 2), &reverse)) return false;
     keyed *v = rt_take(r, d->n, sizeof *v);
     if (!v) return false;
     for (size_t i = 0; i < d->n; i++) {
@@ -265,7 +292,7 @@ static bool f_dictsort(run *r, const val *x, const args *a, val *out) {
         v[i].item = v_seq(V_TUPLE, pair, 2);
         if (!key_of(r, &pair[value], NULL, 0, NULL, arg_true(a, 0), &v[i].key)) return false;
     }
-    return sort_keyed(r, v, d->n, arg_true(a, 2)) && list_of(r, v, d->n, out);
+    return sort_keyed(r, v, d->n, reverse) && list_of(r, v, d->n, out);
 }
 
 static bool extreme(run *r, const val *x, const args *a, int op, val *out) {
@@ -318,7 +345,8 @@ static bool f_first(run *r, const val *x, const args *a, val *out) {
 
 static bool reversible(run *r, const val *x, val *list) {
     if (x->type == V_UNDEF) return rt_fail(r, "TypeError: 'Undefined' object is not reversible");
-    if (x->type == V_ITER || !iter_is_iterable(x)) return rt_fail(r, "TypeError: '%s' object is not reversible", type_name(x));
+    if (x->type == V_ITER || !iter_is_iterable(x))
+        return rt_fail(r, "TypeError: '%s' object is not reversible", type_name(x));
     return iter_collect(r, x, V_LIST, list);
 }
 
@@ -389,7 +417,8 @@ static bool f_items(run *r, const val *x, const args *a, val *out) {
     (void)a;
     iter *it;
     const bool ok = x->type == V_DICT || x->type == V_UNDEF;
-    if (!iter_new(r, ok && x->type == V_DICT ? I_DICT : I_EMPTY, NULL, "generator object do_items", &it, out)) return false;
+    if (!iter_new(r, ok && x->type == V_DICT ? I_DICT : I_EMPTY, NULL, "generator object do_items", &it, out))
+        return false;
     if (!ok) return rt_fail(r, "TypeError: can only get item pairs from a mapping");
     if (x->type == V_DICT) {
         it->d = x->u.d;
@@ -474,13 +503,27 @@ static bool f_slice(run *r, const val *x, const args *a, val *out) {
 }
 
 const filter_def jinja_filters_seq[] = {
-    { "batch", f_batch, "linecount fill_with", 1 }, { "count", f_length, "", 0 },
-    { "dictsort", f_dictsort, "case_sensitive by reverse", 0 }, { "first", f_first, "", 0 },
-    { "groupby", f_groupby, "attribute default case_sensitive", 1 }, { "items", f_items, "", 0 },
-    { "join", f_join, "d attribute", 0 }, { "last", f_last, "", 0 }, { "length", f_length, "", 0 }, { "list", f_list, "", 0 },
-    { "map", f_map, NULL, 0 }, { "max", f_max, "case_sensitive attribute", 0 }, { "min", f_min, "case_sensitive attribute", 0 },
-    { "reject", f_reject, NULL, 0 }, { "rejectattr", f_rejectattr, NULL, 0 }, { "reverse", f_reverse, "", 0 },
-    { "select", f_select, NULL, 0 }, { "selectattr", f_selectattr, NULL, 0 }, { "slice", f_slice, "slices fill_with", 1 },
-    { "sort", f_sort, "reverse case_sensitive attribute", 0 }, { "sum", f_sum, "attribute start", 0 },
-    { "unique", f_unique, "case_sensitive attribute", 0 }, { 0 },
+    { "batch", f_batch, "linecount fill_with", 1 },
+    { "count", f_length, "", 0 },
+    { "dictsort", f_dictsort, "case_sensitive by reverse", 0 },
+    { "first", f_first, "", 0 },
+    { "groupby", f_groupby, "attribute default case_sensitive", 1 },
+    { "items", f_items, "", 0 },
+    { "join", f_join, "d attribute", 0 },
+    { "last", f_last, "", 0 },
+    { "length", f_length, "", 0 },
+    { "list", f_list, "", 0 },
+    { "map", f_map, NULL, 0 },
+    { "max", f_max, "case_sensitive attribute", 0 },
+    { "min", f_min, "case_sensitive attribute", 0 },
+    { "reject", f_reject, NULL, 0 },
+    { "rejectattr", f_rejectattr, NULL, 0 },
+    { "reverse", f_reverse, "", 0 },
+    { "select", f_select, NULL, 0 },
+    { "selectattr", f_selectattr, NULL, 0 },
+    { "slice", f_slice, "slices fill_with", 1 },
+    { "sort", f_sort, "reverse case_sensitive attribute", 0 },
+    { "sum", f_sum, "attribute start", 0 },
+    { "unique", f_unique, "case_sensitive attribute", 0 },
+    { 0 },
 };

@@ -12,7 +12,7 @@ enum { FORMAT_MAX_WIDTH = 1 << 20, FORMAT_MAX_PRECISION = 300, FORMAT_MAX_NEST =
 /* One conversion, of either language. */
 typedef struct spec {
     bool left, plus, space, alt, zero, comma, underscore;
-    char fill[5], align; /* align: 0, '<', '>', '=', '^' */
+    char fill[5], align;      /* align: 0, '<', '>', '=', '^' */
     int64_t width, precision; /* -1: none */
     char type;
 } spec;
@@ -27,7 +27,8 @@ static bool pad_out(run *r, str body, size_t sign_n, const spec *s, char dflt, v
         if (!v_copy_str(r, body, &v)) return false;
         if (align == '^') { /* format() puts the odd fill on the right, unlike center() */
             const int64_t left = (s->width - n) / 2;
-            return s_pad(r, body, n + left, 1, fill, strlen(fill), &v) && s_pad(r, s_of(&v), s->width, -1, fill, strlen(fill), out);
+            return s_pad(r, body, n + left, 1, fill, strlen(fill), &v) &&
+                   s_pad(r, s_of(&v), s->width, -1, fill, strlen(fill), out);
         }
         return s_pad(r, s_of(&v), s->width, align == '<' ? -1 : 1, fill, strlen(fill), out);
     }
@@ -53,9 +54,12 @@ static bool format_int(run *r, int64_t v, const spec *s, bool percent, val *out)
     char text[120];
     size_t n = 0;
     const uint64_t u = v < 0 ? 0 - (uint64_t)v : (uint64_t)v;
-    if (v < 0) text[n++] = '-';
-    else if (s->plus) text[n++] = '+';
-    else if (s->space) text[n++] = ' ';
+    if (v < 0)
+        text[n++] = '-';
+    else if (s->plus)
+        text[n++] = '+';
+    else if (s->space)
+        text[n++] = ' ';
     const char t = s->type;
     if (s->alt && (t == 'x' || t == 'X' || t == 'o' || t == 'b')) n += (size_t)sprintf(text + n, "0%c", t);
     const size_t sign_n = n;
@@ -64,11 +68,16 @@ static bool format_int(run *r, int64_t v, const spec *s, bool percent, val *out)
         int k = 65;
         uint64_t w = u;
         bits[k] = 0;
-        do bits[--k] = (char)('0' + (w & 1)); while (w >>= 1);
+        do bits[--k] = (char)('0' + (w & 1));
+        while (w >>= 1);
         n += (size_t)sprintf(text + n, "%s", bits + k);
     } else {
         const int prec = percent && s->precision > 0 ? (int)(s->precision > 64 ? 64 : s->precision) : 1;
-        n += (size_t)sprintf(text + n, t == 'x' ? "%.*" PRIx64 : t == 'X' ? "%.*" PRIX64 : t == 'o' ? "%.*" PRIo64 : "%.*" PRIu64,
+        n += (size_t)sprintf(text + n,
+                             t == 'x'   ? "%.*" PRIx64
+                             : t == 'X' ? "%.*" PRIX64
+                             : t == 'o' ? "%.*" PRIo64
+                                        : "%.*" PRIu64,
                              prec, u);
     }
     if (s->comma || s->underscore) n = group_digits(text, sign_n, s->comma ? ',' : '_', n);
@@ -81,9 +90,12 @@ static bool format_float(run *r, double v, const spec *s, bool percent, val *out
     char t = s->type ? s->type : 'r';
     const bool pct = t == '%';
     int prec = (int)(s->precision < 0 ? 6 : s->precision > FORMAT_MAX_PRECISION ? FORMAT_MAX_PRECISION : s->precision);
-    if (signbit(v)) text[n++] = '-';
-    else if (s->plus) text[n++] = '+';
-    else if (s->space) text[n++] = ' ';
+    if (signbit(v))
+        text[n++] = '-';
+    else if (s->plus)
+        text[n++] = '+';
+    else if (s->space)
+        text[n++] = ' ';
     if (isnan(v) && signbit(v)) n = 0; /* NaN has no sign */
     const size_t sign_n = n;
     const double a = fabs(v);
@@ -91,7 +103,11 @@ static bool format_float(run *r, double v, const spec *s, bool percent, val *out
     if (t == 'n') t = 'g';
     const bool upper = t == 'F' || t == 'E' || t == 'G';
     if (!isfinite(a)) {
-        n += (size_t)sprintf(text + n, "%s%s", isnan(a) ? (upper ? "NAN" : "nan") : upper ? "INF" : "inf", pct ? "%" : "");
+        n += (size_t)sprintf(text + n, "%s%s",
+                             isnan(a) ? (upper ? "NAN" : "nan")
+                             : upper  ? "INF"
+                                      : "inf",
+                             pct ? "%" : "");
     } else if (t == 'r') {
         if (s->precision < 0) {
             n += float_repr(a, text + n);
@@ -101,9 +117,13 @@ static bool format_float(run *r, double v, const spec *s, bool percent, val *out
             snprintf(probe, sizeof probe, "%.*e", p - 1, a);
             const int e10 = atoi(strchr(probe, 'e') + 1);
             n += (size_t)snprintf(text + n, sizeof text - n, "%.*g", p, a);
-            if (e10 >= p - 1 && e10 < p && !strchr(text + sign_n, '.') && !strchr(text + sign_n, 'e'))
-                n = (size_t)snprintf(text + sign_n, sizeof text - sign_n, "%.*e", p - 1, a) + sign_n;
-            else if (!strchr(text + sign_n, '.') && !strchr(text + sign_n, 'e')) n += (size_t)sprintf(text + n, ".0");
+            if (e10 == p - 1 && !strchr(text + sign_n, '.') && !strchr(text + sign_n, 'e')) {
+                char *e = strchr(probe, 'e'), *end = e;
+                while (strchr(probe, '.') && (end[-1] == '0' || end[-1] == '.') && *end != '.') end--;
+                n = (size_t)snprintf(text + sign_n, sizeof text - sign_n, "%.*s%s", (int)(end - probe), probe, e) +
+                    sign_n;
+            } else if (!strchr(text + sign_n, '.') && !strchr(text + sign_n, 'e'))
+                n += (size_t)sprintf(text + n, ".0");
         }
     } else {
         const char fmt[] = { '%', s->alt ? '#' : '.', s->alt ? '.' : '*', s->alt ? '*' : t, s->alt ? t : 0, 0 };
@@ -112,7 +132,11 @@ static bool format_float(run *r, double v, const spec *s, bool percent, val *out
         text[n] = 0;
     }
     if ((s->comma || s->underscore) && n < 400) n = group_digits(text, sign_n, s->comma ? ',' : '_', n);
-    return pad_out(r, (str){ text, n }, sign_n, s, percent && s->left ? '<' : percent && s->zero && isfinite(v) ? '=' : '>', out);
+    return pad_out(r, (str){ text, n }, sign_n, s,
+                   percent && s->left                  ? '<'
+                   : percent && s->zero && isfinite(v) ? '='
+                                                       : '>',
+                   out);
 }
 
 static bool format_text(run *r, str t, const spec *s, bool percent, val *out) {
@@ -162,7 +186,8 @@ static bool percent_int(percent *p, const val *v, const spec *s, val *out) {
     }
     if (v->type == V_BIG && s->type == 'd') return format_text(p->r, s_of(v), s, true, out);
     if (v->type == V_UNDEF) return undef_fail(p->r, v);
-    if (!is_intlike(v)) return rt_fail(p->r, "TypeError: %%%c format: a real number is required, not %s", s->type, type_name(v));
+    if (!is_intlike(v))
+        return rt_fail(p->r, "TypeError: %%%c format: a real number is required, not %s", s->type, type_name(v));
     return format_int(p->r, v->u.i, s, true, out);
 }
 
@@ -178,16 +203,28 @@ static bool percent_char(percent *p, const val *v, const spec *s, val *out) {
 static bool percent_one(percent *p, const val *v, spec *s, bool markup, val *out) {
     val t;
     switch (s->type) {
-    case 's': return (markup ? s_escape(p->r, v, &t) : v_to_str(p->r, v, &t)) && format_text(p->r, s_of(&t), s, true, out);
-    case 'r': case 'a': {
+    case 's':
+        return (markup ? s_escape(p->r, v, &t) : v_to_str(p->r, v, &t)) && format_text(p->r, s_of(&t), s, true, out);
+    case 'r':
+    case 'a': {
         const size_t mark = p->r->tmp.n;
         return v_write_repr(p->r, &p->r->tmp, v) && rt_cut(p->r, &p->r->tmp, mark, &t) &&
                format_text(p->r, s_of(&t), s, true, out);
     }
-    case 'd': case 'i': case 'u': case 'x': case 'X': case 'o':
+    case 'd':
+    case 'i':
+    case 'u':
+    case 'x':
+    case 'X':
+    case 'o':
         if (s->type == 'i' || s->type == 'u') s->type = 'd';
         return percent_int(p, v, s, out);
-    case 'f': case 'F': case 'e': case 'E': case 'g': case 'G':
+    case 'f':
+    case 'F':
+    case 'e':
+    case 'E':
+    case 'g':
+    case 'G':
         if (v->type == V_UNDEF) return undef_fail(p->r, v);
         if (!is_intlike(v) && v->type != V_FLOAT)
             return rt_fail(p->r, "TypeError: must be real number, not %s", type_name(v));
@@ -217,12 +254,18 @@ static bool percent_field(percent *p, const char **pp, const char *end, bool mar
     }
     spec s = { .precision = -1 };
     for (; c < end; c++) {
-        if (*c == '-') s.left = true;
-        else if (*c == '+') s.plus = true;
-        else if (*c == ' ') s.space = true;
-        else if (*c == '#') s.alt = true;
-        else if (*c == '0') s.zero = true;
-        else break;
+        if (*c == '-')
+            s.left = true;
+        else if (*c == '+')
+            s.plus = true;
+        else if (*c == ' ')
+            s.space = true;
+        else if (*c == '#')
+            s.alt = true;
+        else if (*c == '0')
+            s.zero = true;
+        else
+            break;
     }
     if (!percent_number(p, &c, end, &s.width)) return false;
     if (s.width < 0) {
@@ -264,7 +307,8 @@ bool format_percent(run *r, const val *fmt, const val *arg, val *out) {
         if (!rt_emit(r, b, piece.u.s, piece.n)) return false;
     }
     const bool left_over = arg->type == V_TUPLE ? p.next < arg->n
-                         : !p.used && arg->type != V_DICT && arg->type != V_LIST && arg->type != V_UNDEF && arg->type != V_RANGE;
+                                                : !p.used && arg->type != V_DICT && arg->type != V_LIST &&
+                                                      arg->type != V_UNDEF && arg->type != V_RANGE;
     if (left_over && !keyed) return rt_fail(r, "TypeError: not all arguments converted during string formatting");
     if (!rt_cut(r, b, mark, out)) return false;
     out->flag = markup ? VF_MARKUP : 0;
@@ -289,14 +333,19 @@ static bool field_value(braces *f, str name, val *out) {
     if (k == 0 || (uni_ascii(first) && s_parse_int(r, first, 10, &number) && first.p[0] != '+' && first.p[0] != '-')) {
         int64_t i;
         if (k == 0) {
-            if (f->next < 0) return rt_fail(r, "ValueError: cannot switch from manual field specification to automatic field numbering");
+            if (f->next < 0)
+                return rt_fail(
+                    r, "ValueError: cannot switch from manual field specification to automatic field numbering");
             i = f->next++;
         } else {
-            if (f->next > 0) return rt_fail(r, "ValueError: cannot switch from automatic field numbering to manual field specification");
+            if (f->next > 0)
+                return rt_fail(
+                    r, "ValueError: cannot switch from automatic field numbering to manual field specification");
             f->next = -1;
             i = number.type == V_INT ? number.u.i : INT64_MAX;
         }
-        if (i < 0 || (uint64_t)i >= f->a->n) return rt_fail(r, "IndexError: Replacement index %" PRId64 " out of range for positional args tuple", i);
+        if (i < 0 || (uint64_t)i >= f->a->n)
+            return rt_fail(r, "IndexError: Replacement index %" PRId64 " out of range for positional args tuple", i);
         *out = f->a->pos[i];
     } else {
         size_t i = 0;
@@ -351,7 +400,8 @@ static bool parse_spec(run *r, str t, spec *s) {
         if (!s->align) s->align = '=';
         p++;
     }
-    for (; p < end && *p >= '0' && *p <= '9' && s->width <= FORMAT_MAX_WIDTH; p++) s->width = s->width * 10 + (*p - '0');
+    for (; p < end && *p >= '0' && *p <= '9' && s->width <= FORMAT_MAX_WIDTH; p++)
+        s->width = s->width * 10 + (*p - '0');
     if (p < end && (*p == ',' || *p == '_')) {
         s->comma = *p == ',';
         s->underscore = *p == '_';
@@ -371,7 +421,8 @@ static bool parse_spec(run *r, str t, spec *s) {
 static bool format_value(run *r, const val *v, str spec_text, val *out) {
     spec s;
     if (v->type != V_STR && !is_intlike(v) && v->type != V_FLOAT && v->type != V_BIG) {
-        if (spec_text.n) return rt_fail(r, "TypeError: unsupported format string passed to %s.__format__", type_name(v));
+        if (spec_text.n)
+            return rt_fail(r, "TypeError: unsupported format string passed to %s.__format__", type_name(v));
         return v_to_str(r, v, out);
     }
     if (!parse_spec(r, spec_text, &s)) return false;
@@ -388,7 +439,8 @@ static bool format_value(run *r, const val *v, str spec_text, val *out) {
             return format_int(r, v->u.i, &s, false, out);
         }
         if (!v_to_str(r, v, &t)) return false;
-        return v->type == V_BIG ? pad_out(r, s_of(&t), *t.u.s == '-', &s, '>', out) : format_text(r, s_of(&t), &s, false, out);
+        return v->type == V_BIG ? pad_out(r, s_of(&t), *t.u.s == '-', &s, '>', out)
+                                : format_text(r, s_of(&t), &s, false, out);
     }
     if (is_intlike(v) && (!s.type || strchr("dxXobnc", s.type))) {
         if (s.precision >= 0) return rt_fail(r, "ValueError: Precision not allowed in integer format specifier");
@@ -474,7 +526,8 @@ static bool braces_text(braces *f, str text, int nest, val *out) {
         if (c == '}') return rt_fail(r, "ValueError: Single '}' encountered in format string");
         if (p >= end) return rt_fail(r, "ValueError: Single '{' encountered in format string");
         val piece;
-        if (!rt_work(r, 1) || !braces_field(f, &p, end, nest, &piece) || !rt_emit(r, b, piece.u.s, piece.n)) return false;
+        if (!rt_work(r, 1) || !braces_field(f, &p, end, nest, &piece) || !rt_emit(r, b, piece.u.s, piece.n))
+            return false;
     }
     return rt_cut(r, b, mark, out);
 }

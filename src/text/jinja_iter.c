@@ -4,7 +4,14 @@
 
 bool iter_is_iterable(const val *v) {
     switch ((val_type)v->type) {
-    case V_UNDEF: case V_STR: case V_LIST: case V_TUPLE: case V_DICT: case V_VIEW: case V_RANGE: case V_ITER:
+    case V_UNDEF:
+    case V_STR:
+    case V_LIST:
+    case V_TUPLE:
+    case V_DICT:
+    case V_VIEW:
+    case V_RANGE:
+    case V_ITER:
     case V_LOOP: return true;
     default: return false;
     }
@@ -14,7 +21,8 @@ bool iter_begin(run *r, iter *it, const val *v) {
     memset(it, 0, sizeof *it);
     switch ((val_type)v->type) {
     case V_UNDEF: it->kind = I_EMPTY; return true;
-    case V_LIST: case V_TUPLE:
+    case V_LIST:
+    case V_TUPLE:
         it->kind = I_SEQ;
         it->v = v->u.v;
         it->n = v->n;
@@ -24,7 +32,8 @@ bool iter_begin(run *r, iter *it, const val *v) {
         it->p = v->u.s;
         it->end = v->u.s + v->n;
         return true;
-    case V_DICT: case V_VIEW:
+    case V_DICT:
+    case V_VIEW:
         it->kind = I_DICT;
         it->d = v->u.d;
         it->view = v->type == V_DICT ? VIEW_KEYS : v->flag;
@@ -94,15 +103,18 @@ static bool next_loop_test(run *r, iter *it, val *out, bool *more) {
         val verdict;
         if (!iter_next(r, it->src, out, more)) return false;
         if (!*more) return true;
-        if (!jinja_assign(r, it->fr, it->loop->target_test, out) || !jinja_eval(r, it->fr, it->loop->c, &verdict)) return false;
+        if (!jinja_assign(r, it->fr, it->loop->target_test, out) || !jinja_eval(r, it->fr, it->loop->c, &verdict))
+            return false;
         if (v_truth(&verdict)) return true;
     }
 }
 
 static bool next_dict(run *r, iter *it, val *out) {
     const dict_entry *e = &it->d->e[it->at++];
-    if (it->view == VIEW_KEYS) *out = e->key;
-    else if (it->view == VIEW_VALUES) *out = e->value;
+    if (it->view == VIEW_KEYS)
+        *out = e->key;
+    else if (it->view == VIEW_VALUES)
+        *out = e->value;
     else {
         val *pair = rt_take(r, 2, sizeof *pair);
         if (!pair) return false;

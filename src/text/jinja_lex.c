@@ -137,13 +137,13 @@ static bool lex_raw(lexer *l, const char *body) {
         advance(l, q);
         return true;
     }
-    return syntax_fail(l->e, l->line, "missing end of raw directive");
+    return l->p == l->end || syntax_fail(l->e, l->line, "missing end of raw directive");
 }
 
 static bool lex_comment(lexer *l, const char *body) {
     advance(l, body);
     const char *p = memmem(l->p, (size_t)(l->end - l->p), "#}", 2);
-    if (!p) return syntax_fail(l->e, l->line, "missing end of comment tag");
+    if (!p) return l->p == l->end || syntax_fail(l->e, l->line, "missing end of comment tag");
     if (p > l->p && (p[-1] == '-' || p[-1] == '+')) p--;
     advance(l, block_close(l, p, "#}"));
     return true;
@@ -171,7 +171,11 @@ static bool big_literal(lexer *l, str text, val *out) {
     s[n] = 0;
     char *end;
     errno = 0;
-    const int base = n > 2 && s[0] == '0' ? (s[1] | 32) == 'x' ? 16 : (s[1] | 32) == 'o' ? 8 : (s[1] | 32) == 'b' ? 2 : 10 : 10;
+    const int base = n > 2 && s[0] == '0' ? (s[1] | 32) == 'x'   ? 16
+                                            : (s[1] | 32) == 'o' ? 8
+                                            : (s[1] | 32) == 'b' ? 2
+                                                                 : 10
+                                          : 10;
     const long long v = strtoll(base == 10 || base == 16 ? s : s + 2, &end, base);
     if (errno != ERANGE) {
         *out = v_int(v);
@@ -212,10 +216,15 @@ static bool lex_number(lexer *l) {
     } else {
         if (*p == '0') {
             const char kind = p + 1 < l->end ? p[1] | 32 : 0;
-            const char *set = kind == 'x' ? "0123456789abcdefABCDEF" : kind == 'o' ? "01234567" : kind == 'b' ? "01" : NULL;
+            const char *set = kind == 'x'   ? "0123456789abcdefABCDEF"
+                              : kind == 'o' ? "01234567"
+                              : kind == 'b' ? "01"
+                                            : NULL;
             const char *x = set ? digits(l, p + 2, true, set) : NULL;
-            if (set && x > p + 2) q = x;
-            else q = digits(l, p, false, "0");
+            if (set && x > p + 2)
+                q = x;
+            else
+                q = digits(l, p, false, "0");
         }
         t.type = T_INT;
         if (!big_literal(l, (str){ p, (size_t)(q - p) }, &t.value)) return false;
@@ -317,7 +326,7 @@ static bool lex_name(lexer *l) {
         const char *q = p;
         const int32_t c = uni_next(&q, l->end);
         if (!uni_word(c)) break;
-        good = good && (uni_word_start(c) || (p > l->p && uni_decimal(c)));
+        good = good && (p > l->p ? uni_word_continue(c) : uni_word_start(c));
         p = q;
     }
     const str s = { l->p, (size_t)(p - l->p) };
@@ -329,12 +338,16 @@ static bool lex_name(lexer *l) {
 }
 
 static token_type operator_type(const lexer *l, size_t *n) {
-    static const struct { char text[3]; token_type type; } ops[] = {
-        { "//", T_FLOORDIV }, { "**", T_POW }, { "==", T_EQ }, { "!=", T_NE }, { "<=", T_LE }, { ">=", T_GE },
-        { "+", T_ADD }, { "-", T_SUB }, { "*", T_MUL }, { "/", T_DIV }, { "%", T_MOD }, { "~", T_TILDE },
-        { "<", T_LT }, { ">", T_GT }, { "=", T_ASSIGN }, { ".", T_DOT }, { ":", T_COLON }, { ",", T_COMMA },
-        { "|", T_PIPE }, { ";", T_SEMICOLON }, { "(", T_LPAREN }, { ")", T_RPAREN }, { "[", T_LBRACKET },
-        { "]", T_RBRACKET }, { "{", T_LBRACE }, { "}", T_RBRACE },
+    static const struct {
+        char text[3];
+        token_type type;
+    } ops[] = {
+        { "//", T_FLOORDIV }, { "**", T_POW },   { "==", T_EQ },      { "!=", T_NE },      { "<=", T_LE },
+        { ">=", T_GE },       { "+", T_ADD },    { "-", T_SUB },      { "*", T_MUL },      { "/", T_DIV },
+        { "%", T_MOD },       { "~", T_TILDE },  { "<", T_LT },       { ">", T_GT },       { "=", T_ASSIGN },
+        { ".", T_DOT },       { ":", T_COLON },  { ",", T_COMMA },    { "|", T_PIPE },     { ";", T_SEMICOLON },
+        { "(", T_LPAREN },    { ")", T_RPAREN }, { "[", T_LBRACKET }, { "]", T_RBRACKET }, { "{", T_LBRACE },
+        { "}", T_RBRACE },
     };
     for (size_t i = 0; i < ARRAY_LEN(ops); i++)
         if (at(l, l->p, ops[i].text)) {
@@ -379,9 +392,12 @@ static bool lex_tag(lexer *l, bool is_variable) {
     while (l->p < l->end) {
         if (!l->n_open) {
             const char *q = NULL;
-            if (!is_variable) q = block_close(l, l->p, "%}");
-            else if (at(l, l->p, "-}}")) q = skip_space(l, l->p + 3);
-            else if (at(l, l->p, "}}")) q = l->p + 2;
+            if (!is_variable)
+                q = block_close(l, l->p, "%}");
+            else if (at(l, l->p, "-}}"))
+                q = skip_space(l, l->p + 3);
+            else if (at(l, l->p, "}}"))
+                q = l->p + 2;
             if (q) {
                 if (!add_plain(l, is_variable ? T_VAR_END : T_BLOCK_END, (str){ l->p, 2 })) return false;
                 advance(l, q);
@@ -391,11 +407,16 @@ static bool lex_tag(lexer *l, bool is_variable) {
         const char *q = l->p;
         const int32_t c = uni_next(&q, l->end);
         bool ok = true;
-        if (uni_space(c)) advance(l, skip_space(l, l->p));
-        else if (c >= '0' && c <= '9') ok = lex_number(l);
-        else if (uni_word(c)) ok = lex_name(l);
-        else if (c == '\'' || c == '"') ok = lex_string(l);
-        else ok = lex_operator(l);
+        if (uni_space(c))
+            advance(l, skip_space(l, l->p));
+        else if (c >= '0' && c <= '9')
+            ok = lex_number(l);
+        else if (uni_word(c))
+            ok = lex_name(l);
+        else if (c == '\'' || c == '"')
+            ok = lex_string(l);
+        else
+            ok = lex_operator(l);
         if (!ok) return false;
     }
     return true; /* the parser meets the end of the template and says what was open */

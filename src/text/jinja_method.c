@@ -6,7 +6,10 @@
 #define BIT(t) (1u << (t))
 
 static str self_of(const val *self) { return s_of(self); }
-static bool put(val *out, val v) { *out = v; return true; }
+static bool put(val *out, val v) {
+    *out = v;
+    return true;
+}
 
 static bool want_str(run *r, const val *v, str *out) {
     *out = STR("");
@@ -19,11 +22,11 @@ static bool opt_int(run *r, const val *v, int64_t dflt, int64_t *out) {
     return !is_given(v) || as_index(r, v, out);
 }
 
-#define CASE_METHOD(name, how)                                                          \
-    static bool name(run *r, const val *self, const args *a, val *out) {                \
-        (void)a;                                                                        \
-        if (!s_case(r, self_of(self), how, out)) return false;                          \
-        return put(out, v_like(*out, self));                                            \
+#define CASE_METHOD(name, how)                                           \
+    static bool name(run *r, const val *self, const args *a, val *out) { \
+        (void)a;                                                         \
+        if (!s_case(r, self_of(self), how, out)) return false;           \
+        return put(out, v_like(*out, self));                             \
     }
 CASE_METHOD(m_upper, CASE_UPPER)
 CASE_METHOD(m_lower, CASE_LOWER)
@@ -53,11 +56,7 @@ static bool split_space(run *r, const val *self, int64_t max, vec *v) {
         const char *q = p;
         while (q < end && uni_space(uni_next(&q, end))) p = q;
         if (p >= end) return true;
-        if (max-- == 0) { /* the rest, its tail stripped */
-            str rest;
-            return s_strip(r, (str){ p, (size_t)(end - p) }, NULL, false, true, &rest) &&
-                   add_piece(r, v, rest.p, rest.p + rest.n, self);
-        }
+        if (max-- == 0) return add_piece(r, v, p, end, self); /* the rest keeps its own white space */
         const char *from = p;
         for (q = p; p < end; p = q)
             if (uni_space(uni_next(&q, end))) break;
@@ -71,11 +70,7 @@ static bool rsplit_space(run *r, const val *self, int64_t max, vec *v) {
         const char *q = end;
         while (q > begin && uni_space(uni_prev(begin, &q))) end = q;
         if (end <= begin) return true;
-        if (max-- == 0) {
-            str rest;
-            return s_strip(r, (str){ begin, (size_t)(end - begin) }, NULL, true, false, &rest) &&
-                   add_piece(r, v, rest.p, rest.p + rest.n, self);
-        }
+        if (max-- == 0) return add_piece(r, v, begin, end, self);
         const char *to = end;
         for (q = end; end > begin; end = q)
             if (uni_space(uni_prev(begin, &q))) break;
@@ -113,8 +108,10 @@ static bool split_any(run *r, const val *self, const args *a, bool from_right, v
             const char *hit = from_right ? find_last(p, end, sep) : memmem(p, (size_t)(end - p), sep.p, sep.n);
             if (!hit) break;
             if (!(from_right ? add_piece(r, &v, hit + sep.n, end, self) : add_piece(r, &v, p, hit, self))) return false;
-            if (from_right) end = hit;
-            else p = hit + sep.n;
+            if (from_right)
+                end = hit;
+            else
+                p = hit + sep.n;
         }
         if (!add_piece(r, &v, p, end, self)) return false;
     }
@@ -135,7 +132,8 @@ static bool partition(run *r, const val *self, const args *a, bool last, val *ou
     if (!sep.n) return rt_fail(r, "ValueError: empty separator");
     const char *hit = s.n < sep.n ? NULL : last ? find_last(s.p, s.p + s.n, sep) : memmem(s.p, s.n, sep.p, sep.n);
     v[0] = v[1] = v[2] = v_like(v_str(STR("")), self);
-    if (!hit) v[last ? 2 : 0] = *self;
+    if (!hit)
+        v[last ? 2 : 0] = *self;
     else {
         v[0] = v_like(v_str((str){ s.p, (size_t)(hit - s.p) }), self);
         v[1] = v_like(v_str(sep), self);
@@ -159,8 +157,10 @@ static bool window(run *r, const val *self, const val *start, const val *end, st
     if (to > n) to = n;
     *none = from > to || from > n;
     *skipped = from;
-    if (*none) *out = (str){ "", 0 };
-    else s_substr(self_of(self), from, to, out);
+    if (*none)
+        *out = (str){ "", 0 };
+    else
+        s_substr(self_of(self), from, to, out);
     return rt_work(r, 1 + self->n / 8);
 }
 
@@ -169,11 +169,13 @@ static bool search(run *r, const val *self, const args *a, bool last, int64_t *o
     int64_t skipped;
     bool none;
     *out = -1;
-    if (!want_str(r, &a->pos[0], &needle) || !window(r, self, &a->pos[1], &a->pos[2], &hay, &skipped, &none)) return false;
+    if (!want_str(r, &a->pos[0], &needle) || !window(r, self, &a->pos[1], &a->pos[2], &hay, &skipped, &none))
+        return false;
     if (none) return true;
     const char *hit = hay.n < needle.n ? NULL
-                    : last ? (needle.n ? find_last(hay.p, hay.p + hay.n, needle) : hay.p + hay.n)
-                    : needle.n ? memmem(hay.p, hay.n, needle.p, needle.n) : hay.p;
+                      : last           ? (needle.n ? find_last(hay.p, hay.p + hay.n, needle) : hay.p + hay.n)
+                      : needle.n       ? memmem(hay.p, hay.n, needle.p, needle.n)
+                                       : hay.p;
     if (hit) *out = skipped + (int64_t)uni_len((str){ hay.p, (size_t)(hit - hay.p) });
     return true;
 }
@@ -193,7 +195,8 @@ static bool m_count(run *r, const val *self, const args *a, val *out) {
     str needle, hay;
     int64_t skipped, n = 0;
     bool none;
-    if (!want_str(r, &a->pos[0], &needle) || !window(r, self, &a->pos[1], &a->pos[2], &hay, &skipped, &none)) return false;
+    if (!want_str(r, &a->pos[0], &needle) || !window(r, self, &a->pos[1], &a->pos[2], &hay, &skipped, &none))
+        return false;
     if (!needle.n) return put(out, v_int(none ? 0 : (int64_t)uni_len(hay) + 1));
     const char *p = hay.p, *end = hay.p + hay.n;
     while ((size_t)(end - p) >= needle.n && (p = memmem(p, (size_t)(end - p), needle.p, needle.n))) {
@@ -213,8 +216,8 @@ static bool affix(run *r, const val *self, const args *a, bool end, val *out) {
     const size_t n = what->type == V_TUPLE ? what->n : 1;
     for (size_t i = 0; i < n; i++) {
         if (v[i].type != V_STR)
-            return rt_fail(r, "TypeError: %s first arg must be str or a tuple of str, not %s", end ? "endswith" : "startswith",
-                           type_name(&v[i]));
+            return rt_fail(r, "TypeError: %s first arg must be str or a tuple of str, not %s",
+                           end ? "endswith" : "startswith", type_name(&v[i]));
         if (!none && (end ? str_ends(s, s_of(&v[i])) : str_starts(s, s_of(&v[i])))) return put(out, v_bool(true));
     }
     return put(out, v_bool(false));
@@ -238,7 +241,8 @@ static bool m_removesuffix(run *r, const val *self, const args *a, val *out) {
 static bool m_replace(run *r, const val *self, const args *a, val *out) {
     str old, fresh;
     int64_t count;
-    if (!want_str(r, &a->pos[0], &old) || !want_str(r, &a->pos[1], &fresh) || !opt_int(r, &a->pos[2], -1, &count)) return false;
+    if (!want_str(r, &a->pos[0], &old) || !want_str(r, &a->pos[1], &fresh) || !opt_int(r, &a->pos[2], -1, &count))
+        return false;
     return s_replace(r, self_of(self), old, fresh, count, out) && put(out, v_like(*out, self));
 }
 
@@ -253,7 +257,8 @@ static bool m_join(run *r, const val *self, const args *a, val *out) {
     for (size_t i = 0;; i++) {
         if (!iter_next(r, &it, &x, &more)) return false;
         if (!more) break;
-        if (x.type != V_STR) return rt_fail(r, "TypeError: sequence item %zu: expected str instance, %s found", i, type_name(&x));
+        if (x.type != V_STR)
+            return rt_fail(r, "TypeError: sequence item %zu: expected str instance, %s found", i, type_name(&x));
         if (!first && !rt_emit(r, b, self->u.s, self->n)) return false;
         first = false;
         if (self->flag && !s_escape(r, &x, &x)) return false;
@@ -319,10 +324,10 @@ static bool all_of(run *r, const val *self, bool (*is)(int32_t), bool if_empty, 
     return rt_work(r, 1 + self->n / 16) && put(out, v_bool(yes));
 }
 static bool is_ascii_char(int32_t c) { return c < 0x80; }
-#define CLASS_METHOD(name, is, if_empty)                                                  \
-    static bool name(run *r, const val *self, const args *a, val *out) {                  \
-        (void)a;                                                                          \
-        return all_of(r, self, is, if_empty, out);                                        \
+#define CLASS_METHOD(name, is, if_empty)                                 \
+    static bool name(run *r, const val *self, const args *a, val *out) { \
+        (void)a;                                                         \
+        return all_of(r, self, is, if_empty, out);                       \
     }
 CLASS_METHOD(m_isalpha, uni_alpha, false)
 CLASS_METHOD(m_isalnum, uni_alnum, false)
@@ -339,7 +344,7 @@ static bool m_isidentifier(run *r, const val *self, const args *a, val *out) {
     bool yes = p < end && uni_word_start(uni_next(&p, end));
     while (p < end && yes) {
         const int32_t c = uni_next(&p, end);
-        yes = uni_word_start(c) || uni_decimal(c);
+        yes = uni_word_continue(c);
     }
     return rt_work(r, 1 + self->n / 16) && put(out, v_bool(yes));
 }
@@ -391,10 +396,26 @@ static bool m_get(run *r, const val *self, const args *a, val *out) {
 static bool view(const val *self, uint8_t kind, val *out) {
     return put(out, (val){ .type = V_VIEW, .flag = kind, .u.d = self->u.d });
 }
-static bool m_keys(run *r, const val *self, const args *a, val *out) { (void)r; (void)a; return view(self, VIEW_KEYS, out); }
-static bool m_values(run *r, const val *self, const args *a, val *out) { (void)r; (void)a; return view(self, VIEW_VALUES, out); }
-static bool m_items(run *r, const val *self, const args *a, val *out) { (void)r; (void)a; return view(self, VIEW_ITEMS, out); }
-static bool m_copy(run *r, const val *self, const args *a, val *out) { (void)r; (void)a; return put(out, *self); }
+static bool m_keys(run *r, const val *self, const args *a, val *out) {
+    (void)r;
+    (void)a;
+    return view(self, VIEW_KEYS, out);
+}
+static bool m_values(run *r, const val *self, const args *a, val *out) {
+    (void)r;
+    (void)a;
+    return view(self, VIEW_VALUES, out);
+}
+static bool m_items(run *r, const val *self, const args *a, val *out) {
+    (void)r;
+    (void)a;
+    return view(self, VIEW_ITEMS, out);
+}
+static bool m_copy(run *r, const val *self, const args *a, val *out) {
+    (void)r;
+    (void)a;
+    return put(out, *self);
+}
 
 static bool m_seq_count(run *r, const val *self, const args *a, val *out) {
     iter it;
@@ -445,8 +466,12 @@ static bool m_self(run *r, const val *self, const args *a, val *out) {
 
 /* ---- loops and cyclers ---- */
 
-static bool m_loop_cycle(run *r, const val *self, const args *a, val *out) { return loop_cycle(r, self->u.loop, a, out); }
-static bool m_loop_changed(run *r, const val *self, const args *a, val *out) { return loop_changed(r, self->u.loop, a, out); }
+static bool m_loop_cycle(run *r, const val *self, const args *a, val *out) {
+    return loop_cycle(r, self->u.loop, a, out);
+}
+static bool m_loop_changed(run *r, const val *self, const args *a, val *out) {
+    return loop_changed(r, self->u.loop, a, out);
+}
 static bool m_next(run *r, const val *self, const args *a, val *out) {
     (void)r;
     (void)a;
@@ -463,54 +488,97 @@ static bool m_reset(run *r, const val *self, const args *a, val *out) {
 }
 
 enum {
-    S = BIT(V_STR), D = BIT(V_DICT), L = BIT(V_LIST), T = BIT(V_TUPLE), R = BIT(V_RANGE), I = BIT(V_INT) | BIT(V_BOOL),
-    F = BIT(V_FLOAT), LOOP = BIT(V_LOOP), C = BIT(V_CYCLER)
+    S = BIT(V_STR),
+    D = BIT(V_DICT),
+    L = BIT(V_LIST),
+    T = BIT(V_TUPLE),
+    R = BIT(V_RANGE),
+    I = BIT(V_INT) | BIT(V_BOOL),
+    F = BIT(V_FLOAT),
+    LOOP = BIT(V_LOOP),
+    C = BIT(V_CYCLER)
 };
 
 static const method_def methods[] = {
-    { "strip", S, m_strip, "chars", 0, false, false }, { "lstrip", S, m_lstrip, "chars", 0, false, false },
-    { "rstrip", S, m_rstrip, "chars", 0, false, false }, { "split", S, m_split, "sep maxsplit", 0, true, false },
-    { "rsplit", S, m_rsplit, "sep maxsplit", 0, true, false }, { "splitlines", S, m_splitlines, "keepends", 0, true, false },
-    { "partition", S, m_partition, "sep", 1, false, false }, { "rpartition", S, m_rpartition, "sep", 1, false, false },
+    { "strip", S, m_strip, "chars", 0, false, false },
+    { "lstrip", S, m_lstrip, "chars", 0, false, false },
+    { "rstrip", S, m_rstrip, "chars", 0, false, false },
+    { "split", S, m_split, "sep maxsplit", 0, true, false },
+    { "rsplit", S, m_rsplit, "sep maxsplit", 0, true, false },
+    { "splitlines", S, m_splitlines, "keepends", 0, true, false },
+    { "partition", S, m_partition, "sep", 1, false, false },
+    { "rpartition", S, m_rpartition, "sep", 1, false, false },
     { "startswith", S, m_startswith, "prefix start end", 1, false, false },
     { "endswith", S, m_endswith, "suffix start end", 1, false, false },
     { "removeprefix", S, m_removeprefix, "prefix", 1, false, false },
     { "removesuffix", S, m_removesuffix, "suffix", 1, false, false },
-    { "replace", S, m_replace, "old new count", 2, false, false }, { "join", S, m_join, "iterable", 1, false, false },
-    { "upper", S, m_upper, "", 0, false, false }, { "lower", S, m_lower, "", 0, false, false },
-    { "title", S, m_title, "", 0, false, false }, { "capitalize", S, m_capitalize, "", 0, false, false },
-    { "swapcase", S, m_swapcase, "", 0, false, false }, { "casefold", S, m_casefold, "", 0, false, false },
-    { "find", S, m_find, "sub start end", 1, false, false }, { "rfind", S, m_rfind, "sub start end", 1, false, false },
-    { "index", S, m_index, "sub start end", 1, false, false }, { "rindex", S, m_rindex, "sub start end", 1, false, false },
-    { "count", S, m_count, "sub start end", 1, false, false }, { "center", S, m_center, "width fillchar", 1, false, false },
-    { "ljust", S, m_ljust, "width fillchar", 1, false, false }, { "rjust", S, m_rjust, "width fillchar", 1, false, false },
-    { "zfill", S, m_zfill, "width", 1, false, false }, { "expandtabs", S, m_expandtabs, "tabsize", 0, true, false },
+    { "replace", S, m_replace, "old new count", 2, false, false },
+    { "join", S, m_join, "iterable", 1, false, false },
+    { "upper", S, m_upper, "", 0, false, false },
+    { "lower", S, m_lower, "", 0, false, false },
+    { "title", S, m_title, "", 0, false, false },
+    { "capitalize", S, m_capitalize, "", 0, false, false },
+    { "swapcase", S, m_swapcase, "", 0, false, false },
+    { "casefold", S, m_casefold, "", 0, false, false },
+    { "find", S, m_find, "sub start end", 1, false, false },
+    { "rfind", S, m_rfind, "sub start end", 1, false, false },
+    { "index", S, m_index, "sub start end", 1, false, false },
+    { "rindex", S, m_rindex, "sub start end", 1, false, false },
+    { "count", S, m_count, "sub start end", 1, false, false },
+    { "center", S, m_center, "width fillchar", 1, false, false },
+    { "ljust", S, m_ljust, "width fillchar", 1, false, false },
+    { "rjust", S, m_rjust, "width fillchar", 1, false, false },
+    { "zfill", S, m_zfill, "width", 1, false, false },
+    { "expandtabs", S, m_expandtabs, "tabsize", 0, true, false },
     { "format", S, m_format, NULL, 0, true, false },
-    { "isalpha", S, m_isalpha, "", 0, false, false }, { "isalnum", S, m_isalnum, "", 0, false, false },
-    { "isdigit", S, m_isdigit, "", 0, false, false }, { "isdecimal", S, m_isdecimal, "", 0, false, false },
-    { "isnumeric", S, m_isnumeric, "", 0, false, false }, { "isspace", S, m_isspace, "", 0, false, false },
-    { "isprintable", S, m_isprintable, "", 0, false, false }, { "isascii", S, m_isascii, "", 0, false, false },
-    { "isidentifier", S, m_isidentifier, "", 0, false, false }, { "isupper", S, m_isupper, "", 0, false, false },
-    { "islower", S, m_islower, "", 0, false, false }, { "istitle", S, m_istitle, "", 0, false, false },
-    { "encode", S, NULL, "", 0, false, false }, { "translate", S, NULL, "", 0, false, false },
-    { "maketrans", S, NULL, "", 0, false, false }, { "format_map", S, NULL, "", 0, false, false },
-    { "get", D, m_get, "key default", 1, false, false }, { "keys", D, m_keys, "", 0, false, false },
-    { "values", D, m_values, "", 0, false, false }, { "items", D, m_items, "", 0, false, false },
-    { "copy", D | L, m_copy, "", 0, false, false }, { "fromkeys", D, NULL, "", 0, false, false },
-    { "clear", D | L, NULL, "", 0, false, true }, { "pop", D | L, NULL, "", 0, false, true },
-    { "popitem", D, NULL, "", 0, false, true }, { "setdefault", D, NULL, "", 0, false, true },
-    { "update", D, NULL, "", 0, false, true }, { "append", L, NULL, "", 0, false, true },
-    { "reverse", L, NULL, "", 0, false, true }, { "insert", L, NULL, "", 0, false, true },
-    { "sort", L, NULL, "", 0, false, true }, { "extend", L, NULL, "", 0, false, true },
-    { "remove", L, NULL, "", 0, false, true }, { "count", L | T | R, m_seq_count, "value", 1, false, false },
+    { "isalpha", S, m_isalpha, "", 0, false, false },
+    { "isalnum", S, m_isalnum, "", 0, false, false },
+    { "isdigit", S, m_isdigit, "", 0, false, false },
+    { "isdecimal", S, m_isdecimal, "", 0, false, false },
+    { "isnumeric", S, m_isnumeric, "", 0, false, false },
+    { "isspace", S, m_isspace, "", 0, false, false },
+    { "isprintable", S, m_isprintable, "", 0, false, false },
+    { "isascii", S, m_isascii, "", 0, false, false },
+    { "isidentifier", S, m_isidentifier, "", 0, false, false },
+    { "isupper", S, m_isupper, "", 0, false, false },
+    { "islower", S, m_islower, "", 0, false, false },
+    { "istitle", S, m_istitle, "", 0, false, false },
+    { "encode", S, NULL, "", 0, false, false },
+    { "translate", S, NULL, "", 0, false, false },
+    { "maketrans", S, NULL, "", 0, false, false },
+    { "format_map", S, NULL, "", 0, false, false },
+    { "get", D, m_get, "key default", 1, false, false },
+    { "keys", D, m_keys, "", 0, false, false },
+    { "values", D, m_values, "", 0, false, false },
+    { "items", D, m_items, "", 0, false, false },
+    { "copy", D | L, m_copy, "", 0, false, false },
+    { "fromkeys", D, NULL, "", 0, false, false },
+    { "clear", D | L, NULL, "", 0, false, true },
+    { "pop", D | L, NULL, "", 0, false, true },
+    { "popitem", D, NULL, "", 0, false, true },
+    { "setdefault", D, NULL, "", 0, false, true },
+    { "update", D, NULL, "", 0, false, true },
+    { "append", L, NULL, "", 0, false, true },
+    { "reverse", L, NULL, "", 0, false, true },
+    { "insert", L, NULL, "", 0, false, true },
+    { "sort", L, NULL, "", 0, false, true },
+    { "extend", L, NULL, "", 0, false, true },
+    { "remove", L, NULL, "", 0, false, true },
+    { "count", L | T | R, m_seq_count, "value", 1, false, false },
     { "index", L | T | R, m_seq_index, "value start stop", 1, false, false },
-    { "is_integer", F, m_is_integer, "", 0, false, false }, { "bit_length", I, m_bit_length, "", 0, false, false },
-    { "conjugate", I | F, m_self, "", 0, false, false }, { "hex", F, NULL, "", 0, false, false },
-    { "as_integer_ratio", I | F, NULL, "", 0, false, false }, { "to_bytes", I, NULL, "", 0, false, false },
-    { "from_bytes", I, NULL, "", 0, false, false }, { "bit_count", I, NULL, "", 0, false, false },
+    { "is_integer", F, m_is_integer, "", 0, false, false },
+    { "bit_length", I, m_bit_length, "", 0, false, false },
+    { "conjugate", I | F, m_self, "", 0, false, false },
+    { "hex", F, NULL, "", 0, false, false },
+    { "as_integer_ratio", I | F, NULL, "", 0, false, false },
+    { "to_bytes", I, NULL, "", 0, false, false },
+    { "from_bytes", I, NULL, "", 0, false, false },
+    { "bit_count", I, NULL, "", 0, false, false },
     { "fromhex", F, NULL, "", 0, false, false },
-    { "cycle", LOOP, m_loop_cycle, NULL, 0, true, false }, { "changed", LOOP, m_loop_changed, NULL, 0, true, false },
-    { "next", C, m_next, "", 0, false, false }, { "reset", C, m_reset, "", 0, false, false },
+    { "cycle", LOOP, m_loop_cycle, NULL, 0, true, false },
+    { "changed", LOOP, m_loop_changed, NULL, 0, true, false },
+    { "next", C, m_next, "", 0, false, false },
+    { "reset", C, m_reset, "", 0, false, false },
 };
 
 const method_def *method_find(const val *self, str name) {

@@ -4,6 +4,8 @@
 #include "text/jinja_ast.h"
 #include "text/jinja_uni.h"
 
+enum { TAIL_MIN = 256 };
+
 static const char *op_text(int op) {
     switch (op) {
     case T_ADD: return "+";
@@ -20,7 +22,8 @@ static bool bad_operands(run *r, int op, const val *a, const val *b) {
     if (op == T_ADD && a->type == V_STR)
         return rt_fail(r, "TypeError: can only concatenate str (not \"%s\") to str", type_name(b));
     if (op == T_ADD && is_seq(a))
-        return rt_fail(r, "TypeError: can only concatenate %s (not \"%s\") to %s", type_name(a), type_name(b), type_name(a));
+        return rt_fail(r, "TypeError: can only concatenate %s (not \"%s\") to %s", type_name(a), type_name(b),
+                       type_name(a));
     return rt_fail(r, "TypeError: unsupported operand type(s) for %s: '%s' and '%s'", op_text(op), type_name(a),
                    type_name(b));
 }
@@ -28,29 +31,35 @@ static bool bad_operands(run *r, int op, const val *a, const val *b) {
 static bool overflow(run *r) { return rt_fail(r, "OverflowError: integers are limited to 64 bits"); }
 static bool by_zero(run *r) { return rt_fail(r, "ZeroDivisionError: division by zero"); }
 
-/* Building text piece by piece is the one thing templates do in loops: leave room behind the newest
- * concatenation and extend it in place when it is the left operand of the next. */
+/* Building text piece by piece is the one thing templates do in loops: leave room behind long concatenations and
+ * extend one in place when it is the left operand of the next. What is in front of the end never changes, so
+ * earlier values that share it stay as they are. */
 bool op_concat(run *r, const val *a, const val *b, val *out) {
     const size_t n = a->n + b->n;
-    if (!rt_work(r, 1 + b->n / 32)) return false;
     if (b->n == 0 || a->n == 0) {
         *out = b->n == 0 ? *a : *b;
         return true;
     }
-    if (r->tail && a->u.s + a->n == r->tail && b->n <= r->tail_room) {
-        memcpy(r->tail, b->u.s, b->n);
-        r->tail += b->n;
-        r->tail_room -= b->n;
+    if (!rt_work(r, 1 + b->n / 32)) return false;
+    struct text_tail *t = NULL;
+    for (size_t i = 0; i < ARRAY_LEN(r->tails); i++)
+        if (r->tails[i].end == a->u.s + a->n) t = &r->tails[i];
+    if (t && b->n <= t->room) {
+        memcpy(t->end, b->u.s, b->n);
+        t->end += b->n;
+        t->room -= b->n;
         *out = v_str((str){ a->u.s, n });
         return true;
     }
-    const size_t cap = n < 256 ? n : n + n / 2;
+    const size_t cap = n < TAIL_MIN ? n : n + n / 2;
     char *p = rt_take(r, cap, 1);
     if (!p || !rt_work(r, a->n / 32)) return false;
     memcpy(p, a->u.s, a->n);
     memcpy(p + a->n, b->u.s, b->n);
-    r->tail = p + n;
-    r->tail_room = cap - n;
+    if (n >= TAIL_MIN) {
+        if (!t) t = &r->tails[r->next_tail++ % ARRAY_LEN(r->tails)];
+        *t = (struct text_tail){ p + n, cap - n };
+    }
     *out = v_str((str){ p, n });
     return true;
 }
@@ -89,9 +98,25 @@ static bool repeat(run *r, const val *a, int64_t times, val *out) {
     return true;
 }
 
-static int64_t floor_div(int64_t a, int64_t b) {
-    const int64_t q = a / b;
-    return q * b != a && (a < 0) != (b < 0) ? q - 1 : q;
+static int64_t floor_div(int64_t a, int64_t b) { return a % b != 0 && (a < 0) != (b < 0) ? a / b - 1 : a / b; }
+
+/* The sign of the divisor, as in Python. */
+static int64_t floor_mod(int64_t a, int64_t b) {
+    const int64_t m = a % b;
+    return m != 0 && (m < 0) != (b < 0) ? m + b : m;
+}
+
+/* Correctly rounded also where a or b does not fit a double: a quotient of at least 63 bits, with the
+ * remainder folded into its last bit. */
+static double true_divide(int64_t a, int64_t b) {
+    const uint64_t x = a < 0 ? 0 - (uint64_t)a : (uint64_t)a, y = b < 0 ? 0 - (uint64_t)b : (uint64_t)b;
+    if ((x | y) >> 53 == 0) return (double)a / (double)b;
+    if (x == 0) return b < 0 ? -0.0 : 0.0;
+    const int shift = 62 + __builtin_clzll(x);
+    const unsigned __int128 wide = (unsigned __int128)x << shift;
+    const unsigned __int128 q = wide / y | (wide % y != 0);
+    const double d = ldexp((double)q, -shift);
+    return (a < 0) != (b < 0) ? -d : d;
 }
 
 static bool int_power(run *r, int64_t base, int64_t e, val *out) {
@@ -115,12 +140,18 @@ static bool int_power(run *r, int64_t base, int64_t e, val *out) {
 static bool int_op(run *r, int op, int64_t a, int64_t b, val *out) {
     int64_t x = 0;
     switch (op) {
-    case T_ADD: if (__builtin_add_overflow(a, b, &x)) return overflow(r); break;
-    case T_SUB: if (__builtin_sub_overflow(a, b, &x)) return overflow(r); break;
-    case T_MUL: if (__builtin_mul_overflow(a, b, &x)) return overflow(r); break;
+    case T_ADD:
+        if (__builtin_add_overflow(a, b, &x)) return overflow(r);
+        break;
+    case T_SUB:
+        if (__builtin_sub_overflow(a, b, &x)) return overflow(r);
+        break;
+    case T_MUL:
+        if (__builtin_mul_overflow(a, b, &x)) return overflow(r);
+        break;
     case T_DIV:
         if (b == 0) return by_zero(r);
-        *out = v_float((double)a / (double)b);
+        *out = v_float(true_divide(a, b));
         return true;
     case T_FLOORDIV:
         if (b == 0) return rt_fail(r, "ZeroDivisionError: integer division or modulo by zero");
@@ -132,7 +163,7 @@ static bool int_op(run *r, int op, int64_t a, int64_t b, val *out) {
         break;
     case T_MOD:
         if (b == 0) return rt_fail(r, "ZeroDivisionError: integer modulo by zero");
-        x = b == -1 ? 0 : a - floor_div(a, b) * b;
+        x = b == -1 ? 0 : floor_mod(a, b);
         break;
     default: return int_power(r, a, b, out);
     }
@@ -174,7 +205,8 @@ static bool float_op(run *r, int op, double a, double b, val *out) {
     }
     default:
         if (a == 0 && b < 0) return rt_fail(r, "ZeroDivisionError: 0.0 cannot be raised to a negative power");
-        if (a < 0 && isfinite(a) && isfinite(b) && b != floor(b)) return rt_fail(r, "complex numbers are not supported");
+        if (a < 0 && isfinite(a) && isfinite(b) && b != floor(b))
+            return rt_fail(r, "complex numbers are not supported");
         x = pow(a, b);
         if (isinf(x) && isfinite(a) && isfinite(b)) return rt_fail(r, "OverflowError: numerical result out of range");
     }
@@ -189,8 +221,8 @@ bool op_binary(run *r, int op, const val *a, const val *b, val *out) {
     if (is_intlike(a) && is_intlike(b)) return int_op(r, op, a->u.i, b->u.i, out);
     const bool num_a = is_intlike(a) || a->type == V_FLOAT, num_b = is_intlike(b) || b->type == V_FLOAT;
     if (num_a && num_b)
-        return float_op(r, op, a->type == V_FLOAT ? a->u.f : (double)a->u.i, b->type == V_FLOAT ? b->u.f : (double)b->u.i,
-                        out);
+        return float_op(r, op, a->type == V_FLOAT ? a->u.f : (double)a->u.i,
+                        b->type == V_FLOAT ? b->u.f : (double)b->u.i, out);
     if ((a->type == V_BIG && (num_b || b->type == V_BIG)) || (b->type == V_BIG && num_a)) return overflow(r);
     if (op == T_ADD && a->type == V_STR && b->type == V_STR) return add_text(r, a, b, out);
     if (op == T_ADD && is_seq(a) && a->type == b->type) return add_seq(r, a, b, out);
@@ -211,14 +243,16 @@ bool op_negate(run *r, const val *a, bool minus, val *out) {
     }
     if (a->type == V_BIG) {
         val text;
-        if (*a->u.s == '-') text = v_str(str_skip(s_of(a), 1));
+        if (*a->u.s == '-')
+            text = v_str(str_skip(s_of(a), 1));
         else {
             const val sign = v_str(STR("-")), rest = v_str(s_of(a));
             if (!op_concat(r, &sign, &rest, &text)) return false;
         }
         return s_parse_int(r, s_of(&text), 10, out) || overflow(r);
     }
-    if (!is_intlike(a)) return rt_fail(r, "TypeError: bad operand type for unary %c: '%s'", minus ? '-' : '+', type_name(a));
+    if (!is_intlike(a))
+        return rt_fail(r, "TypeError: bad operand type for unary %c: '%s'", minus ? '-' : '+', type_name(a));
     return int_op(r, T_SUB, minus ? 0 : a->u.i, minus ? a->u.i : 0, out);
 }
 
@@ -243,10 +277,14 @@ static bool missing_attr(run *r, const val *obj, const val *name, val *out) {
 static bool macro_attr(run *r, const macro_val *m, str name, val *out, bool *found) {
     const node *def = m->def;
     *found = true;
-    if (str_is(name, "name")) *out = def->kind == N_MACRO ? v_str(def->text) : v_none();
-    else if (str_is(name, "catch_kwargs")) *out = v_bool(def->sig->wants_kwargs);
-    else if (str_is(name, "catch_varargs")) *out = v_bool(def->sig->wants_varargs);
-    else if (str_is(name, "caller")) *out = v_bool(def->sig->wants_caller);
+    if (str_is(name, "name"))
+        *out = def->kind == N_MACRO ? v_str(def->text) : v_none();
+    else if (str_is(name, "catch_kwargs"))
+        *out = v_bool(def->sig->wants_kwargs);
+    else if (str_is(name, "catch_varargs"))
+        *out = v_bool(def->sig->wants_varargs);
+    else if (str_is(name, "caller"))
+        *out = v_bool(def->sig->wants_caller);
     else if (str_is(name, "arguments")) {
         val *v = rt_take(r, def->sig->n, sizeof *v);
         if (!v) return false;
@@ -260,11 +298,16 @@ static bool macro_attr(run *r, const macro_val *m, str name, val *out, bool *fou
 
 static bool number_attr(const val *obj, str name, val *out) {
     if (!is_intlike(obj) && obj->type != V_FLOAT) return false;
-    if (str_is(name, "imag")) *out = obj->type == V_FLOAT ? v_float(0) : v_int(0);
-    else if (str_is(name, "real")) *out = obj->type == V_FLOAT ? *obj : v_int(obj->u.i);
-    else if (obj->type != V_FLOAT && str_is(name, "numerator")) *out = v_int(obj->u.i);
-    else if (obj->type != V_FLOAT && str_is(name, "denominator")) *out = v_int(1);
-    else return false;
+    if (str_is(name, "imag"))
+        *out = obj->type == V_FLOAT ? v_float(0) : v_int(0);
+    else if (str_is(name, "real"))
+        *out = obj->type == V_FLOAT ? *obj : v_int(obj->u.i);
+    else if (obj->type != V_FLOAT && str_is(name, "numerator"))
+        *out = v_int(obj->u.i);
+    else if (obj->type != V_FLOAT && str_is(name, "denominator"))
+        *out = v_int(1);
+    else
+        return false;
     return true;
 }
 
@@ -332,15 +375,21 @@ static bool python_item(run *r, const val *obj, const val *key, val *out, bool *
     }
     if (!is_intlike(key)) return true;
     int64_t i = key->u.i, n;
-    if (is_seq(obj)) n = (int64_t)obj->n;
-    else if (obj->type == V_STR) n = (int64_t)uni_len(s_of(obj));
-    else if (obj->type == V_RANGE) n = obj->u.range->n;
-    else return true;
+    if (is_seq(obj))
+        n = (int64_t)obj->n;
+    else if (obj->type == V_STR)
+        n = (int64_t)uni_len(s_of(obj));
+    else if (obj->type == V_RANGE)
+        n = obj->u.range->n;
+    else
+        return true;
     if (i < 0) i += n;
     if (i < 0 || i >= n) return true;
     *found = true;
-    if (is_seq(obj)) *out = obj->u.v[i];
-    else if (obj->type == V_RANGE) *out = v_int(obj->u.range->start + i * obj->u.range->step);
+    if (is_seq(obj))
+        *out = obj->u.v[i];
+    else if (obj->type == V_RANGE)
+        *out = v_int(obj->u.range->start + i * obj->u.range->step);
     else {
         const char *p = uni_at(s_of(obj), (size_t)i), *q = p;
         uni_next(&q, obj->u.s + obj->n);
@@ -413,11 +462,16 @@ static bool slice_text(run *r, const val *s, int64_t start, int64_t step, int64_
 bool op_slice(run *r, const val *obj, const val *vstart, const val *vstop, const val *vstep, val *out) {
     int64_t n, start, stop, step = 1;
     if (obj->type == V_UNDEF) return undef_fail(r, obj);
-    if (is_seq(obj)) n = (int64_t)obj->n;
-    else if (obj->type == V_STR) n = (int64_t)uni_len(s_of(obj));
-    else if (obj->type == V_RANGE) n = obj->u.range->n;
-    else if (obj->type == V_DICT) return rt_fail(r, "TypeError: unhashable type: 'slice'");
-    else return rt_fail(r, "TypeError: '%s' object is not subscriptable", type_name(obj));
+    if (is_seq(obj))
+        n = (int64_t)obj->n;
+    else if (obj->type == V_STR)
+        n = (int64_t)uni_len(s_of(obj));
+    else if (obj->type == V_RANGE)
+        n = obj->u.range->n;
+    else if (obj->type == V_DICT)
+        return rt_fail(r, "TypeError: unhashable type: 'slice'");
+    else
+        return rt_fail(r, "TypeError: '%s' object is not subscriptable", type_name(obj));
     if (vstep && vstep->type != V_NONE) { /* far steps are all alike, so clamping keeps -step in range */
         if (!slice_bound(r, vstep, 1, INT64_MIN / 2, INT64_MAX / 2, INT64_MAX, &step)) return false;
         step = vstep->u.i < -INT64_MAX / 2 ? -INT64_MAX / 2 : vstep->u.i;

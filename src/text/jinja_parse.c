@@ -20,8 +20,11 @@ bool parse_fail(parser *p, const char *fmt, ...) {
 
 bool parse_unexpected(parser *p, const char *wanted) {
     const token *t = cur(p);
-    const char *what = t->type == T_EOF ? "end of template" : t->type == T_VAR_END ? "end of print statement"
-                     : t->type == T_BLOCK_END ? "end of statement block" : t->type == T_DATA ? "template text" : NULL;
+    const char *what = t->type == T_EOF         ? "end of template"
+                       : t->type == T_VAR_END   ? "end of print statement"
+                       : t->type == T_BLOCK_END ? "end of statement block"
+                       : t->type == T_DATA      ? "template text"
+                                                : NULL;
     if (what) return parse_fail(p, "expected %s, got %s", wanted, what);
     return parse_fail(p, "expected %s, got '" STR_FMT "'", wanted, STR_ARG(t->text));
 }
@@ -220,9 +223,12 @@ static node *parse_subscript(parser *p, node *on) {
 static node *parse_postfix(parser *p, node *n) {
     while (n) {
         const token_type t = cur(p)->type;
-        if (t == T_DOT || t == T_LBRACKET) n = parse_subscript(p, n);
-        else if (t == T_LPAREN) n = parse_call(p, n);
-        else break;
+        if (t == T_DOT || t == T_LBRACKET)
+            n = parse_subscript(p, n);
+        else if (t == T_LPAREN)
+            n = parse_call(p, n);
+        else
+            break;
     }
     return n;
 }
@@ -300,10 +306,14 @@ static node *parse_test(parser *p, node *on) {
 static node *parse_filter_expr(parser *p, node *n) {
     while (n) {
         const token *t = cur(p);
-        if (t->type == T_PIPE) n = parse_filters(p, n, false);
-        else if (is_name(t, "is")) n = parse_test(p, n);
-        else if (t->type == T_LPAREN) n = parse_call(p, n);
-        else break;
+        if (t->type == T_PIPE)
+            n = parse_filters(p, n, false);
+        else if (is_name(t, "is"))
+            n = parse_test(p, n);
+        else if (t->type == T_LPAREN)
+            n = parse_call(p, n);
+        else
+            break;
     }
     return n;
 }
@@ -407,7 +417,7 @@ node *parse_primary(parser *p, bool with_namespace) {
         return n;
     case T_LPAREN:
         skip(p);
-        n = parse_tuple(p, false, true, END_NONE, true, false);
+        n = parse_tuple(p, false, true, true, false);
         return n && parse_expect(p, T_RPAREN, "')'") ? n : NULL;
     case T_LBRACKET: return parse_list(p);
     case T_LBRACE: return parse_dict(p);
@@ -415,18 +425,13 @@ node *parse_primary(parser *p, bool with_namespace) {
     }
 }
 
-static bool tuple_ends(const parser *p, tuple_end end) {
-    const token *t = cur(p);
-    return t->type == T_VAR_END || t->type == T_BLOCK_END || t->type == T_RPAREN ||
-           (end == END_IN && is_name(t, "in")) || (end == END_RECURSIVE && is_name(t, "recursive"));
-}
-
-node *parse_tuple(parser *p, bool simple, bool with_cond, tuple_end end, bool parens, bool with_namespace) {
+node *parse_tuple(parser *p, bool simple, bool with_cond, bool parens, bool with_namespace) {
     const int line = cur(p)->line;
     node *first = NULL, *tuple = NULL;
     for (;;) {
         if (first && !parse_expect(p, T_COMMA, "','")) return NULL;
-        if (tuple_ends(p, end)) break;
+        const token_type t = cur(p)->type;
+        if (t == T_VAR_END || t == T_BLOCK_END || t == T_RPAREN) break;
         node *n = simple ? parse_primary(p, with_namespace) : parse_expression(p, with_cond);
         if (!n) return NULL;
         if (!first) first = n;

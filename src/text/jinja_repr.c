@@ -45,8 +45,10 @@ size_t float_repr(double f, char out[32]) {
     int exp10 = 0, n = 1;
     if (signbit(f)) *o++ = '-';
     f = fabs(f);
-    if (f == 0) strcpy(d, "0");
-    else n = shortest_digits(f, d, &exp10);
+    if (f == 0)
+        strcpy(d, "0");
+    else
+        n = shortest_digits(f, d, &exp10);
     if (exp10 < -4 || exp10 >= 16) {
         *o++ = d[0];
         if (n > 1) {
@@ -84,11 +86,16 @@ static bool write_quoted(run *r, buf *b, str s) {
         const char *from = p;
         const int32_t c = uni_next(&p, end);
         int n = 0;
-        if (c == q || c == '\\') n = sprintf(tmp, "\\%c", (char)c);
-        else if (c == '\n') n = sprintf(tmp, "\\n");
-        else if (c == '\r') n = sprintf(tmp, "\\r");
-        else if (c == '\t') n = sprintf(tmp, "\\t");
-        else if (c < 0x20 || c == 0x7f) n = sprintf(tmp, "\\x%02x", (unsigned)c);
+        if (c == q || c == '\\')
+            n = sprintf(tmp, "\\%c", (char)c);
+        else if (c == '\n')
+            n = sprintf(tmp, "\\n");
+        else if (c == '\r')
+            n = sprintf(tmp, "\\r");
+        else if (c == '\t')
+            n = sprintf(tmp, "\\t");
+        else if (c < 0x20 || c == 0x7f)
+            n = sprintf(tmp, "\\x%02x", (unsigned)c);
         else if (c >= 0x80 && !uni_printable(c))
             n = sprintf(tmp, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", (unsigned)c);
         if (!n) continue;
@@ -137,8 +144,10 @@ static bool repr_object(run *r, buf *b, const val *v, int depth) {
     switch ((val_type)v->type) {
     case V_RANGE: {
         const range_info *g = v->u.range;
-        if (g->step == 1) snprintf(text, sizeof text, "range(%" PRId64 ", %" PRId64 ")", g->start, g->stop);
-        else snprintf(text, sizeof text, "range(%" PRId64 ", %" PRId64 ", %" PRId64 ")", g->start, g->stop, g->step);
+        if (g->step == 1)
+            snprintf(text, sizeof text, "range(%" PRId64 ", %" PRId64 ")", g->start, g->stop);
+        else
+            snprintf(text, sizeof text, "range(%" PRId64 ", %" PRId64 ", %" PRId64 ")", g->start, g->stop, g->step);
         break;
     }
     case V_NAMESPACE: return rt_emits(r, b, "<Namespace ") && repr_dict(r, b, v->u.d, depth) && rt_emits(r, b, ">");
@@ -150,8 +159,10 @@ static bool repr_object(run *r, buf *b, const val *v, int depth) {
         break;
     }
     case V_MACRO:
-        if (v->u.macro->def->kind == N_CALLBLOCK) snprintf(text, sizeof text, "<Macro anonymous>");
-        else snprintf(text, sizeof text, "<Macro '" STR_FMT "'>", STR_ARG(v->u.macro->def->text));
+        if (v->u.macro->def->kind == N_CALLBLOCK)
+            snprintf(text, sizeof text, "<Macro anonymous>");
+        else
+            snprintf(text, sizeof text, "<Macro '" STR_FMT "'>", STR_ARG(v->u.macro->def->text));
         break;
     case V_FUNC: snprintf(text, sizeof text, "<function %s>", jinja_globals[v->n]); break;
     case V_METHOD: snprintf(text, sizeof text, "<built-in method of %s object>", type_name(&v->u.method->self)); break;
@@ -165,7 +176,8 @@ static bool repr_at(run *r, buf *b, const val *v, int depth) {
     if (depth > WRITE_MAX_DEPTH) return rt_limit(r, "values nested too deeply to print");
     if (!rt_work(r, 1)) return false;
     switch ((val_type)v->type) {
-    case V_MISSING: case V_UNDEF: return rt_emits(r, b, "Undefined");
+    case V_MISSING:
+    case V_UNDEF: return rt_emits(r, b, "Undefined");
     case V_NONE: return rt_emits(r, b, "None");
     case V_BOOL: return rt_emits(r, b, v->u.i ? "True" : "False");
     case V_INT: return rt_emit(r, b, text, (size_t)sprintf(text, "%" PRId64, v->u.i));
@@ -208,16 +220,25 @@ static bool json_string(run *r, buf *b, str s, bool ascii) {
         const char *from = p;
         const int32_t c = uni_next(&p, end);
         int n = 0;
-        if (c == '"' || c == '\\') n = sprintf(tmp, "\\%c", (char)c);
-        else if (c == '\n') n = sprintf(tmp, "\\n");
-        else if (c == '\r') n = sprintf(tmp, "\\r");
-        else if (c == '\t') n = sprintf(tmp, "\\t");
-        else if (c == '\f') n = sprintf(tmp, "\\f");
-        else if (c == '\b') n = sprintf(tmp, "\\b");
-        else if (c < 0x20) n = sprintf(tmp, "\\u%04x", (unsigned)c);
+        if (c == '"' || c == '\\')
+            n = sprintf(tmp, "\\%c", (char)c);
+        else if (c == '\n')
+            n = sprintf(tmp, "\\n");
+        else if (c == '\r')
+            n = sprintf(tmp, "\\r");
+        else if (c == '\t')
+            n = sprintf(tmp, "\\t");
+        else if (c == '\f')
+            n = sprintf(tmp, "\\f");
+        else if (c == '\b')
+            n = sprintf(tmp, "\\b");
+        else if (c < 0x20)
+            n = sprintf(tmp, "\\u%04x", (unsigned)c);
         else if (ascii && c >= 0x10000)
-            n = sprintf(tmp, "\\u%04x\\u%04x", 0xd800u + (((unsigned)c - 0x10000) >> 10), 0xdc00u + ((unsigned)c & 0x3ff));
-        else if (ascii && c >= 0x7f) n = sprintf(tmp, "\\u%04x", (unsigned)c);
+            n = sprintf(tmp, "\\u%04x\\u%04x", 0xd800u + (((unsigned)c - 0x10000) >> 10),
+                        0xdc00u + ((unsigned)c & 0x3ff));
+        else if (ascii && c >= 0x7f)
+            n = sprintf(tmp, "\\u%04x", (unsigned)c);
         if (!n) continue;
         if (!rt_emit(r, b, plain, (size_t)(from - plain)) || !rt_emit(r, b, tmp, (size_t)n)) return false;
         plain = p;
@@ -299,10 +320,12 @@ bool v_write_json(run *r, buf *b, const val *v, const json_style *s, int depth) 
     switch ((val_type)v->type) {
     case V_NONE: return rt_emits(r, b, "null");
     case V_BOOL: return rt_emits(r, b, v->u.i ? "true" : "false");
-    case V_INT: case V_BIG: return v_write_repr(r, b, v);
+    case V_INT:
+    case V_BIG: return v_write_repr(r, b, v);
     case V_FLOAT: return json_float(r, b, v->u.f);
     case V_STR: return json_string(r, b, s_of(v), s->ascii);
-    case V_LIST: case V_TUPLE: return json_list(r, b, v, s, depth);
+    case V_LIST:
+    case V_TUPLE: return json_list(r, b, v, s, depth);
     case V_DICT: return json_dict(r, b, v->u.d, s, depth);
     default: return rt_fail(r, "TypeError: Object of type %s is not JSON serializable", type_name(v));
     }

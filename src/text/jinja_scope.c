@@ -148,7 +148,9 @@ static bool scan(resolver *r, symbols *s, const node *n) {
     case N_NAME: return n->flag ? sym_store(r, s, n->name) : sym_load(r, s, n->name);
     case N_NSREF: return sym_load(r, s, n->name);
     case N_IF: return scan_if(r, s, n);
-    case N_FOR: case N_CALLBLOCK: case N_FILTERBLOCK: return scan(r, s, n->b);
+    case N_FOR:
+    case N_CALLBLOCK:
+    case N_FILTERBLOCK: return scan(r, s, n->b);
     case N_SET: return scan(r, s, n->b) && scan(r, s, n->a);
     case N_SETBLOCK: return scan(r, s, n->a);
     case N_MACRO: return sym_store(r, s, n->name);
@@ -156,7 +158,12 @@ static bool scan(resolver *r, symbols *s, const node *n) {
         for (size_t i = 1; i < n->list2.n; i += 2)
             if (!scan(r, s, n->list2.v[i])) return false;
         return true;
-    case N_SCOPE: case N_BLOCK: case N_BREAK: case N_CONTINUE: case N_DATA: case N_CONST: return true;
+    case N_SCOPE:
+    case N_BLOCK:
+    case N_BREAK:
+    case N_CONTINUE:
+    case N_DATA:
+    case N_CONST: return true;
     default:
         return scan(r, s, n->a) && scan(r, s, n->b) && scan(r, s, n->c) && scan_list(r, s, &n->list) &&
                scan_args(r, s, n->args);
@@ -266,7 +273,8 @@ static bool resolve_macro(resolver *r, symbols *s, node *n) {
     if (sig->wants_caller && !declare(r, &body, caller)) return false;
     if (sig->wants_kwargs && !declare(r, &body, kwargs)) return false;
     if (sig->wants_varargs && !declare(r, &body, varargs)) return false;
-    if (!scan_list(r, &body, &sig->defaults) || !scan_list(r, &body, &n->list) || !freeze(r, &body, &n->in)) return false;
+    if (!scan_list(r, &body, &sig->defaults) || !scan_list(r, &body, &n->list) || !freeze(r, &body, &n->in))
+        return false;
     sig->refs = arena_take(&r->t->mem, sig->n, sizeof *sig->refs);
     if (!sig->refs) return no_memory(r);
     for (size_t i = 0; i < sig->n; i++) sig->refs[i] = place(&body, sig->names[i]);
@@ -309,7 +317,8 @@ static bool unknown(resolver *r, const node *n, where w) {
 static bool resolve(resolver *r, symbols *s, node *n, where w) {
     if (!n) return true;
     switch ((node_kind)n->kind) {
-    case N_NAME: case N_NSREF: n->at = place(s, n->name); return true;
+    case N_NAME:
+    case N_NSREF: n->at = place(s, n->name); return true;
     case N_FOR: return resolve_for(r, s, n, w);
     case N_IF:
         w.soft = true;
@@ -323,12 +332,17 @@ static bool resolve(resolver *r, symbols *s, node *n, where w) {
         n->at = place(s, n->name);
         return resolve_macro(r, s, n);
     case N_CALLBLOCK: return resolve(r, s, n->b, w) && resolve_macro(r, s, n);
-    case N_FILTERBLOCK: case N_SCOPE: return resolve_inner(r, s, n);
+    case N_FILTERBLOCK:
+    case N_SCOPE: return resolve_inner(r, s, n);
     case N_WITH: return resolve_with(r, s, n, w);
     case N_BLOCK: return resolve_block(r, s, n);
     case N_COND: w.soft = true; break;
-    case N_FILTER: if (!n->filter && !unknown(r, n, w)) return false; break;
-    case N_TEST: if (!n->test && !unknown(r, n, w)) return false; break;
+    case N_FILTER:
+        if (!n->filter && !unknown(r, n, w)) return false;
+        break;
+    case N_TEST:
+        if (!n->test && !unknown(r, n, w)) return false;
+        break;
     default: break;
     }
     return resolve(r, s, n->a, w) && resolve(r, s, n->b, w) && resolve(r, s, n->c, w) &&

@@ -29,7 +29,7 @@ static bool subparse(parser *p, node_list *body, const char *const *ends) {
             skip(p);
         } else if (t->type == T_VAR_BEGIN) {
             skip(p);
-            node *x = parse_tuple(p, false, true, END_NONE, false, false);
+            node *x = parse_tuple(p, false, true, false, false);
             if (!x || !parse_expect(p, T_VAR_END, "end of print statement")) return false;
             if ((n = parse_node(p, N_PRINT, t->line)) && !parse_list_add(p, &n->list, x)) return false;
         } else {
@@ -80,8 +80,8 @@ static bool make_target(parser *p, node *n) {
     return true;
 }
 
-static node *parse_target(parser *p, tuple_end end, bool with_namespace) {
-    node *n = parse_tuple(p, true, true, end, false, with_namespace);
+static node *parse_target(parser *p, bool with_namespace) {
+    node *n = parse_tuple(p, true, true, false, with_namespace);
     return n && make_target(p, n) ? n : NULL;
 }
 
@@ -101,13 +101,13 @@ static bool parse_target_name(parser *p, uint32_t *name, str *text) {
 static node *parse_for(parser *p, int line) {
     node *n = parse_node(p, N_FOR, line);
     p->loops++; /* the target, too, must not be called loop */
-    if (!n || !(n->a = parse_target(p, END_IN, false))) return NULL;
+    if (!n || !(n->a = parse_target(p, false))) return NULL;
     if (!is_name(cur(p), "in")) {
         parse_unexpected(p, "'in'");
         return NULL;
     }
     skip(p);
-    if (!(n->b = parse_tuple(p, false, false, END_RECURSIVE, false, false))) return NULL;
+    if (!(n->b = parse_tuple(p, false, false, false, false))) return NULL;
     if (is_name(cur(p), "if")) {
         skip(p);
         if (!(n->c = parse_expression(p, true))) return NULL;
@@ -134,10 +134,12 @@ static node *parse_if(parser *p, int line) {
     for (;;) {
         node *n = parse_node(p, N_IF, line);
         if (!n) return NULL;
-        if (last) last->c = n;
-        else first = n;
+        if (last)
+            last->c = n;
+        else
+            first = n;
         last = n;
-        if (!(n->b = parse_tuple(p, false, false, END_NONE, false, false))) return NULL;
+        if (!(n->b = parse_tuple(p, false, false, false, false))) return NULL;
         if (!parse_statements(p, &n->list, ends)) return NULL;
         line = cur(p)->line;
         const bool again = is_name(cur(p), "elif"), other = is_name(cur(p), "else");
@@ -151,10 +153,10 @@ static node *parse_if(parser *p, int line) {
 /* SET: a = target, b = value. SETBLOCK: a = target, b = filters (their innermost `a` is NULL), list = body. */
 static node *parse_set(parser *p, int line) {
     node *n = parse_node(p, N_SET, line);
-    if (!n || !(n->a = parse_target(p, END_NONE, true))) return NULL;
+    if (!n || !(n->a = parse_target(p, true))) return NULL;
     if (cur(p)->type == T_ASSIGN) {
         skip(p);
-        return (n->b = parse_tuple(p, false, true, END_NONE, false, false)) ? n : NULL;
+        return (n->b = parse_tuple(p, false, true, false, false)) ? n : NULL;
     }
     n->kind = N_SETBLOCK;
     if (cur(p)->type == T_PIPE && !(n->b = parse_filters(p, NULL, false))) return NULL;
@@ -250,7 +252,7 @@ static node *parse_with(parser *p, int line) {
     node *n = parse_node(p, N_WITH, line);
     while (n && cur(p)->type != T_BLOCK_END) {
         if (n->list2.n && !parse_expect(p, T_COMMA, "','")) return NULL;
-        if (!parse_list_add(p, &n->list2, parse_target(p, END_NONE, false)) || !parse_expect(p, T_ASSIGN, "'='") ||
+        if (!parse_list_add(p, &n->list2, parse_target(p, false)) || !parse_expect(p, T_ASSIGN, "'='") ||
             !parse_list_add(p, &n->list2, parse_expression(p, true)))
             return NULL;
     }
@@ -300,7 +302,7 @@ static node *parse_print(parser *p, int line) {
 
 static node *parse_do(parser *p, int line) {
     node *n = parse_node(p, N_DO, line);
-    return n && (n->b = parse_tuple(p, false, true, END_NONE, false, false)) ? n : NULL;
+    return n && (n->b = parse_tuple(p, false, true, false, false)) ? n : NULL;
 }
 
 static node *parse_loop_control(parser *p, int line, node_kind kind) {
@@ -320,13 +322,19 @@ static node *parse_refused(parser *p, int line) {
 }
 
 static node *parse_statement(parser *p) {
-    static const struct { const char *tag; statement_fn *fn; } tags[] = {
-        { "if", parse_if }, { "for", parse_for }, { "set", parse_set }, { "macro", parse_macro },
-        { "call", parse_call_block }, { "filter", parse_filter_block }, { "with", parse_with },
-        { "generation", parse_generation }, { "print", parse_print }, { "do", parse_do }, { "break", parse_break },
-        { "continue", parse_continue }, { "block", parse_block }, { "autoescape", parse_autoescape },
-        { "include", parse_refused }, { "import", parse_refused }, { "from", parse_refused },
-        { "extends", parse_refused },
+    static const struct {
+        const char *tag;
+        statement_fn *fn;
+    } tags[] = {
+        { "if", parse_if },           { "for", parse_for },
+        { "set", parse_set },         { "macro", parse_macro },
+        { "call", parse_call_block }, { "filter", parse_filter_block },
+        { "with", parse_with },       { "generation", parse_generation },
+        { "print", parse_print },     { "do", parse_do },
+        { "break", parse_break },     { "continue", parse_continue },
+        { "block", parse_block },     { "autoescape", parse_autoescape },
+        { "include", parse_refused }, { "import", parse_refused },
+        { "from", parse_refused },    { "extends", parse_refused },
     };
     const token *t = cur(p);
     if (t->type != T_NAME) {

@@ -60,9 +60,12 @@ bool s_case(run *r, str s, case_kind how, val *out) {
         int32_t m[3];
         int n;
         const bool first = at == s.p;
-        if (how == CASE_UPPER || (how == CASE_SWAP && uni_lower(c))) n = uni_to_upper(c, m);
-        else if (how == CASE_FOLD) n = uni_to_fold(c, m);
-        else if ((how == CASE_TITLE && !word) || (how == CASE_CAPITALIZE && first)) n = uni_to_title(c, m);
+        if (how == CASE_UPPER || (how == CASE_SWAP && uni_lower(c)))
+            n = uni_to_upper(c, m);
+        else if (how == CASE_FOLD)
+            n = uni_to_fold(c, m);
+        else if ((how == CASE_TITLE && !word) || (how == CASE_CAPITALIZE && first))
+            n = uni_to_title(c, m);
         else if (how == CASE_SWAP && !uni_upper(c)) {
             m[0] = c;
             n = 1;
@@ -227,16 +230,19 @@ bool s_substr(str s, int64_t start, int64_t stop, str *out) {
 
 /* ---- numbers from text, as int() and float() read them ---- */
 
+/* int() and float() turn other scripts' white space and digits into ASCII first, then strip what C strips. */
+static bool number_space(int32_t c) { return c < 0x80 ? c == ' ' || (c >= 9 && c <= 13) : uni_space(c); }
+
 static bool strip_number(str s, char *to, size_t cap, size_t *n) {
     const char *p = s.p, *end = s.p + s.n;
     while (p < end) {
         const char *q = p;
-        if (!uni_space(uni_next(&q, end))) break;
+        if (!number_space(uni_next(&q, end))) break;
         p = q;
     }
     while (end > p) {
         const char *q = end;
-        if (!uni_space(uni_prev(p, &q))) break;
+        if (!number_space(uni_prev(p, &q))) break;
         end = q;
     }
     *n = 0;
@@ -277,7 +283,9 @@ bool s_parse_int(run *r, str s, int base, val *out) {
             digit = false;
             continue;
         }
-        const int d = t[i] >= '0' && t[i] <= '9' ? t[i] - '0' : isalpha((unsigned char)t[i]) ? (t[i] | 32) - 'a' + 10 : 99;
+        const int d = t[i] >= '0' && t[i] <= '9'     ? t[i] - '0'
+                      : isalpha((unsigned char)t[i]) ? (t[i] | 32) - 'a' + 10
+                                                     : 99;
         if (d >= base || (zeros_only && d)) return false;
         digit = true;
         digits++;
@@ -290,7 +298,7 @@ bool s_parse_int(run *r, str s, int base, val *out) {
         *out = v_int(minus ? (int64_t)(0 - v) : (int64_t)v);
         return true;
     }
-    if (base != 10) return false;
+    if (base != 10) return rt_fail(r, "OverflowError: integers are limited to 64 bits");
     char *text = t + first;
     while (*text == '0') text++;
     const val sign = v_str(minus ? STR("-") : STR("")), rest = v_str(str_of(text));

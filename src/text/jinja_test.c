@@ -4,13 +4,16 @@
 #include "text/jinja_ast.h"
 #include "text/jinja_uni.h"
 
-static bool yes(bool *out, bool v) { *out = v; return true; }
+static bool yes(bool *out, bool v) {
+    *out = v;
+    return true;
+}
 
-#define TYPE_TEST(name, expr)                                                        \
-    static bool name(run *r, const val *x, const val *arg, bool *out) {              \
-        (void)r;                                                                     \
-        (void)arg;                                                                   \
-        return yes(out, expr);                                                       \
+#define TYPE_TEST(name, expr)                                           \
+    static bool name(run *r, const val *x, const val *arg, bool *out) { \
+        (void)r;                                                        \
+        (void)arg;                                                      \
+        return yes(out, expr);                                          \
     }
 TYPE_TEST(t_defined, x->type != V_UNDEF)
 TYPE_TEST(t_undefined, x->type == V_UNDEF)
@@ -29,8 +32,17 @@ TYPE_TEST(t_callable, x->type == V_FUNC || x->type == V_METHOD || x->type == V_M
                           x->type == V_JOINER || x->type == V_UNDEF)
 TYPE_TEST(t_escaped, x->type == V_STR && (x->flag & VF_MARKUP))
 TYPE_TEST(t_sameas, v_same(x, arg))
-TYPE_TEST(t_filter, x->type == V_STR && filter_find(s_of(x)))
-TYPE_TEST(t_test, x->type == V_STR && test_find(s_of(x)))
+
+static bool t_filter(run *r, const val *x, const val *arg, bool *out) {
+    (void)arg;
+    uint64_t h; /* a lookup in a dict of names: lists and dicts cannot be asked for */
+    return v_hash(r, x, &h) && yes(out, x->type == V_STR && filter_find(s_of(x)));
+}
+static bool t_test(run *r, const val *x, const val *arg, bool *out) {
+    (void)arg;
+    uint64_t h;
+    return v_hash(r, x, &h) && yes(out, x->type == V_STR && test_find(s_of(x)));
+}
 
 static bool modulo(run *r, const val *x, const val *by, int64_t want, bool *out) {
     val rest;
@@ -74,15 +86,45 @@ static bool t_ge(run *r, const val *x, const val *arg, bool *out) { return v_ord
 static bool t_in(run *r, const val *x, const val *arg, bool *out) { return v_contains(r, x, arg, out); }
 
 static const test_def tests[] = {
-    { "boolean", t_boolean, 0 }, { "callable", t_callable, 0 }, { "defined", t_defined, 0 },
-    { "divisibleby", t_divisibleby, 1 }, { "eq", t_eq, 1 }, { "equalto", t_eq, 1 }, { "==", t_eq, 1 },
-    { "escaped", t_escaped, 0 }, { "even", t_even, 0 }, { "false", t_false, 0 }, { "filter", t_filter, 0 },
-    { "float", t_float, 0 }, { "ge", t_ge, 1 }, { ">=", t_ge, 1 }, { "gt", t_gt, 1 }, { "greaterthan", t_gt, 1 },
-    { ">", t_gt, 1 }, { "in", t_in, 1 }, { "integer", t_integer, 0 }, { "iterable", t_iterable, 0 }, { "le", t_le, 1 },
-    { "<=", t_le, 1 }, { "lower", t_lower, 0 }, { "lt", t_lt, 1 }, { "lessthan", t_lt, 1 }, { "<", t_lt, 1 },
-    { "mapping", t_mapping, 0 }, { "ne", t_ne, 1 }, { "!=", t_ne, 1 }, { "none", t_none, 0 }, { "number", t_number, 0 },
-    { "odd", t_odd, 0 }, { "sameas", t_sameas, 1 }, { "sequence", t_sequence, 0 }, { "string", t_string, 0 },
-    { "test", t_test, 0 }, { "true", t_true, 0 }, { "undefined", t_undefined, 0 }, { "upper", t_upper, 0 },
+    { "boolean", t_boolean, 0 },
+    { "callable", t_callable, 0 },
+    { "defined", t_defined, 0 },
+    { "divisibleby", t_divisibleby, 1 },
+    { "eq", t_eq, 1 },
+    { "equalto", t_eq, 1 },
+    { "==", t_eq, 1 },
+    { "escaped", t_escaped, 0 },
+    { "even", t_even, 0 },
+    { "false", t_false, 0 },
+    { "filter", t_filter, 0 },
+    { "float", t_float, 0 },
+    { "ge", t_ge, 1 },
+    { ">=", t_ge, 1 },
+    { "gt", t_gt, 1 },
+    { "greaterthan", t_gt, 1 },
+    { ">", t_gt, 1 },
+    { "in", t_in, 1 },
+    { "integer", t_integer, 0 },
+    { "iterable", t_iterable, 0 },
+    { "le", t_le, 1 },
+    { "<=", t_le, 1 },
+    { "lower", t_lower, 0 },
+    { "lt", t_lt, 1 },
+    { "lessthan", t_lt, 1 },
+    { "<", t_lt, 1 },
+    { "mapping", t_mapping, 0 },
+    { "ne", t_ne, 1 },
+    { "!=", t_ne, 1 },
+    { "none", t_none, 0 },
+    { "number", t_number, 0 },
+    { "odd", t_odd, 0 },
+    { "sameas", t_sameas, 1 },
+    { "sequence", t_sequence, 0 },
+    { "string", t_string, 0 },
+    { "test", t_test, 0 },
+    { "true", t_true, 0 },
+    { "undefined", t_undefined, 0 },
+    { "upper", t_upper, 0 },
 };
 
 const test_def *test_find(str name) {
@@ -95,6 +137,7 @@ bool test_apply(run *r, const test_def *t, const val *x, const args *a, bool *ou
     if (a->n_kw && !(t->n_args == 1 && a->n == 0 && a->n_kw == 1))
         return rt_fail(r, "TypeError: test '%s' got an unexpected keyword argument", t->name);
     const size_t n = a->n + a->n_kw;
-    if (n != t->n_args) return rt_fail(r, "TypeError: test '%s' takes %d argument(s) (%zu given)", t->name, t->n_args, n);
+    if (n != t->n_args)
+        return rt_fail(r, "TypeError: test '%s' takes %d argument(s) (%zu given)", t->name, t->n_args, n);
     return t->fn(r, x, a->n ? a->pos : a->n_kw ? &a->kw[0].v : NULL, out);
 }

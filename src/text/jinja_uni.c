@@ -2,18 +2,9 @@
 
 #include <utf8proc.h>
 
-bool uni_valid(str s) {
-    const utf8proc_uint8_t *p = (const utf8proc_uint8_t *)s.p;
-    size_t left = s.n;
-    while (left) {
-        utf8proc_int32_t c;
-        const utf8proc_ssize_t k = utf8proc_iterate(p, left > 4 ? 4 : (utf8proc_ssize_t)left, &c);
-        if (k <= 0) return false;
-        p += k;
-        left -= (size_t)k;
-    }
-    return true;
-}
+#include "text/unicode.h"
+
+bool uni_valid(str s) { return utf8_valid(s) == s.n; }
 
 bool uni_ascii(str s) {
     size_t i = 0;
@@ -69,9 +60,7 @@ const char *uni_at(str s, size_t k) {
     return end;
 }
 
-size_t uni_put(char out[4], int32_t cp) {
-    return (size_t)utf8proc_encode_char(cp, (utf8proc_uint8_t *)out);
-}
+size_t uni_put(char out[4], int32_t cp) { return (size_t)utf8proc_encode_char(cp, (utf8proc_uint8_t *)out); }
 
 bool uni_space(int32_t c) {
     if (c < 0x80) return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20);
@@ -93,14 +82,23 @@ bool uni_lower(int32_t c) { return utf8proc_islower(c); }
 bool uni_title(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LT; }
 bool uni_cased(int32_t c) { return uni_upper(c) || uni_lower(c) || uni_title(c); }
 bool uni_word_start(int32_t c) { return c == '_' || uni_alpha(c) || utf8proc_category(c) == UTF8PROC_CATEGORY_NL; }
+bool uni_word_continue(int32_t c) {
+    switch (utf8proc_category(c)) {
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_PC: return true;
+    default: return uni_word_start(c) || c == 0xb7 || c == 0x387;
+    }
+}
 bool uni_word(int32_t c) { return c == '_' || uni_alnum(c); }
 
 /* Digits that are no decimals: superscripts, circled digits and the like (Numeric_Type=Digit). */
 bool uni_digit(int32_t c) {
     static const int32_t ranges[][2] = {
-        { 0xb2, 0xb3 }, { 0xb9, 0xb9 }, { 0x1369, 0x1371 }, { 0x19da, 0x19da }, { 0x2070, 0x2070 },
-        { 0x2074, 0x2079 }, { 0x2080, 0x2089 }, { 0x2460, 0x2468 }, { 0x2474, 0x247c }, { 0x2488, 0x2490 },
-        { 0x24ea, 0x24ea }, { 0x24f5, 0x24fd }, { 0x24ff, 0x24ff }, { 0x2776, 0x277e }, { 0x2780, 0x2788 },
+        { 0xb2, 0xb3 },     { 0xb9, 0xb9 },       { 0x1369, 0x1371 },   { 0x19da, 0x19da },   { 0x2070, 0x2070 },
+        { 0x2074, 0x2079 }, { 0x2080, 0x2089 },   { 0x2460, 0x2468 },   { 0x2474, 0x247c },   { 0x2488, 0x2490 },
+        { 0x24ea, 0x24ea }, { 0x24f5, 0x24fd },   { 0x24ff, 0x24ff },   { 0x2776, 0x277e },   { 0x2780, 0x2788 },
         { 0x278a, 0x2792 }, { 0x10a40, 0x10a43 }, { 0x10e60, 0x10e68 }, { 0x11052, 0x1105a }, { 0x1f100, 0x1f10a },
     };
     if (uni_decimal(c)) return true;
@@ -112,9 +110,14 @@ bool uni_digit(int32_t c) {
 bool uni_printable(int32_t c) {
     if (c == ' ') return true;
     switch (utf8proc_category(c)) {
-    case UTF8PROC_CATEGORY_CN: case UTF8PROC_CATEGORY_CC: case UTF8PROC_CATEGORY_CF: case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO: case UTF8PROC_CATEGORY_ZL: case UTF8PROC_CATEGORY_ZP: case UTF8PROC_CATEGORY_ZS:
-        return false;
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS: return false;
     default: return true;
     }
 }
@@ -122,12 +125,15 @@ bool uni_printable(int32_t c) {
 /* Case_Ignorable: what may stand between a letter and a final sigma. */
 bool uni_case_ignorable(int32_t c) {
     switch (utf8proc_category(c)) {
-    case UTF8PROC_CATEGORY_MN: case UTF8PROC_CATEGORY_ME: case UTF8PROC_CATEGORY_CF: case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_LM:
     case UTF8PROC_CATEGORY_SK: return true;
     default:
         return c == '\'' || c == '.' || c == ':' || c == 0xb7 || c == 0x387 || c == 0x55f || c == 0x5f4 ||
-               c == 0x2018 || c == 0x2019 || c == 0x2024 || c == 0x2027 || c == 0xfe13 || c == 0xfe52 ||
-               c == 0xfe55 || c == 0xff07 || c == 0xff0e || c == 0xff1a;
+               c == 0x2018 || c == 0x2019 || c == 0x2024 || c == 0x2027 || c == 0xfe13 || c == 0xfe52 || c == 0xfe55 ||
+               c == 0xff07 || c == 0xff0e || c == 0xff1a;
     }
 }
 
@@ -142,7 +148,9 @@ int uni_decimal_value(int32_t c) {
 }
 
 /* Full case mappings of more than one code point (SpecialCasing.txt): upper, title. */
-static const struct special { int32_t c, upper[3], title[3]; } special[] = {
+static const struct special {
+    int32_t c, upper[3], title[3];
+} special[] = {
     { 0xdf, { 0x53, 0x53 }, { 0x53, 0x73 } },
     { 0x149, { 0x2bc, 0x4e }, { 0x2bc, 0x4e } },
     { 0x1f0, { 0x4a, 0x30c }, { 0x4a, 0x30c } },
@@ -252,8 +260,10 @@ static const struct special *special_find(int32_t c) {
     size_t lo = 0, hi = ARRAY_LEN(special);
     while (lo < hi) {
         const size_t mid = (lo + hi) / 2;
-        if (special[mid].c < c) lo = mid + 1;
-        else hi = mid;
+        if (special[mid].c < c)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
     return lo < ARRAY_LEN(special) && special[lo].c == c ? &special[lo] : NULL;
 }

@@ -5,9 +5,9 @@
 #include "base/buf.h"
 #include "base/str.h"
 
-bool uni_valid(str s);       /* well-formed UTF-8 */
+bool uni_valid(str s); /* well-formed UTF-8 */
 bool uni_ascii(str s);
-size_t uni_len(str s);       /* code points */
+size_t uni_len(str s); /* code points */
 /* Next code point; *p advances. Malformed bytes count as themselves, so any input ends. */
 int32_t uni_next(const char **p, const char *end);
 int32_t uni_prev(const char *begin, const char **p);
@@ -27,8 +27,9 @@ bool uni_printable(int32_t c);
 bool uni_cased(int32_t c);
 bool uni_case_ignorable(int32_t c);
 int uni_decimal_value(int32_t c); /* -1: no decimal digit */
-bool uni_word_start(int32_t c); /* identifiers */
-bool uni_word(int32_t c);
+bool uni_word_start(int32_t c);   /* identifiers */
+bool uni_word_continue(int32_t c);
+bool uni_word(int32_t c); /* regular expressions' \w */
 
 /* Full mappings: up to 3 code points; returns how many. */
 int uni_to_upper(int32_t c, int32_t out[3]);

@@ -4,14 +4,19 @@
 #include "text/jinja_ast.h"
 #include "text/jinja_uni.h"
 
-enum { VALUE_MAX_DEPTH = 300 }; /* nesting that comparison and printing follow */
+enum { VALUE_MAX_DEPTH = 300 }; /* nesting that comparison and hashing follow */
+enum { UNORDERED = 2 };         /* a comparison with NaN */
+
+const val jinja_no_items[1] = { { .type = V_MISSING } };
 
 const char *type_name(const val *v) {
     switch ((val_type)v->type) {
-    case V_MISSING: case V_UNDEF: return "Undefined";
+    case V_MISSING:
+    case V_UNDEF: return "Undefined";
     case V_NONE: return "NoneType";
     case V_BOOL: return "bool";
-    case V_INT: case V_BIG: return "int";
+    case V_INT:
+    case V_BIG: return "int";
     case V_FLOAT: return "float";
     case V_STR: return v->flag & VF_MARKUP ? "Markup" : "str";
     case V_LIST: return "list";
@@ -49,7 +54,9 @@ static bool make_undef(run *r, val *out, undef_info info) {
 }
 
 bool v_undef(run *r, val *out, str name) { return make_undef(r, out, (undef_info){ .name = v_str(name) }); }
-bool v_undef_hint(run *r, val *out, const char *hint) { return make_undef(r, out, (undef_info){ .hint = str_of(hint) }); }
+bool v_undef_hint(run *r, val *out, const char *hint) {
+    return make_undef(r, out, (undef_info){ .hint = str_of(hint) });
+}
 
 bool undef_fail(run *r, const val *v) {
     const undef_info *u = v->u.undef;
@@ -61,7 +68,8 @@ bool undef_fail(run *r, const val *v) {
     const bool attr = u->name.type == V_STR;
     const size_t mark = r->tmp.n;
     if (!v_write_str(r, &r->tmp, &u->name)) return false;
-    rt_fail(r, attr ? "UndefinedError: '%s object' has no attribute '%s'" : "UndefinedError: %s object has no element %s",
+    rt_fail(r,
+            attr ? "UndefinedError: '%s object' has no attribute '%s'" : "UndefinedError: %s object has no element %s",
             u->obj, r->tmp.p ? r->tmp.p + mark : "");
     r->tmp.n = mark;
     return false;
@@ -69,11 +77,17 @@ bool undef_fail(run *r, const val *v) {
 
 bool v_truth(const val *v) {
     switch ((val_type)v->type) {
-    case V_MISSING: case V_UNDEF: case V_NONE: return false;
-    case V_BOOL: case V_INT: return v->u.i != 0;
+    case V_MISSING:
+    case V_UNDEF:
+    case V_NONE: return false;
+    case V_BOOL:
+    case V_INT: return v->u.i != 0;
     case V_FLOAT: return v->u.f != 0;
-    case V_STR: case V_LIST: case V_TUPLE: return v->n != 0;
-    case V_DICT: case V_VIEW: return v->u.d->n != 0;
+    case V_STR:
+    case V_LIST:
+    case V_TUPLE: return v->n != 0;
+    case V_DICT:
+    case V_VIEW: return v->u.d->n != 0;
     case V_RANGE: return v->u.range->n != 0;
     default: return true;
     }
@@ -90,7 +104,7 @@ static double to_double(const val *v) {
     return (double)v->u.i;
 }
 
-/* -1, 0, 1; 2 when one is NaN. Exact also between int64 and double. */
+/* -1, 0, 1, or UNORDERED. Exact also between int64 and double. */
 static int compare_numbers(const val *a, const val *b) {
     if (is_intlike(a) && is_intlike(b)) return (a->u.i > b->u.i) - (a->u.i < b->u.i);
     if (a->type == V_BIG && b->type == V_BIG) {
@@ -98,12 +112,13 @@ static int compare_numbers(const val *a, const val *b) {
         if (na != nb) return na ? -1 : 1;
         int c = (a->n > b->n) - (a->n < b->n);
         if (!c) c = str_cmp(s_of(a), s_of(b));
+        c = (c > 0) - (c < 0);
         return na ? -c : c;
     }
     if (a->type == V_BIG && is_intlike(b)) return *a->u.s == '-' ? -1 : 1;
     if (b->type == V_BIG && is_intlike(a)) return *b->u.s == '-' ? 1 : -1;
     const double x = to_double(a), y = to_double(b);
-    if (isnan(x) || isnan(y)) return 2;
+    if (isnan(x) || isnan(y)) return UNORDERED;
     if (is_intlike(a) && fabs(y) < 9.3e18) { /* compare the integer with the integer part first */
         const double whole = floor(y);
         if (whole >= 9223372036854775808.0) return -1;
@@ -113,7 +128,7 @@ static int compare_numbers(const val *a, const val *b) {
     }
     if (is_intlike(b)) {
         const int c = compare_numbers(b, a);
-        return c == 2 ? 2 : -c;
+        return c == UNORDERED ? c : -c;
     }
     return (x > y) - (x < y);
 }
@@ -122,10 +137,13 @@ bool v_same(const val *a, const val *b) {
     if (a->type != b->type) return false;
     switch ((val_type)a->type) {
     case V_NONE: return true;
-    case V_BOOL: case V_INT: return a->u.i == b->u.i;
+    case V_BOOL:
+    case V_INT: return a->u.i == b->u.i;
     case V_FLOAT: return a->u.f == b->u.f;
-    case V_BIG: case V_STR: return str_eq(s_of(a), s_of(b));
-    case V_LIST: case V_TUPLE: return a->u.v == b->u.v && a->n == b->n && (a->n || a->type == V_TUPLE);
+    case V_BIG:
+    case V_STR: return str_eq(s_of(a), s_of(b));
+    case V_LIST:
+    case V_TUPLE: return a->u.v == b->u.v && a->n == b->n && (a->n || a->type == V_TUPLE);
     case V_FUNC: return a->n == b->n;
     default: return a->u.v == b->u.v;
     }
@@ -147,8 +165,10 @@ static bool equal_dict(run *r, const dict *a, const dict *b, bool *out, int dept
     for (size_t i = 0; i < a->n && *out; i++) {
         const val *other;
         if (!dict_find(r, b, &a->e[i].key, &other)) return false;
-        if (!other) *out = false;
-        else if (!equal_at(r, &a->e[i].value, other, out, depth)) return false;
+        if (!other)
+            *out = false;
+        else if (!equal_at(r, &a->e[i].value, other, out, depth))
+            return false;
     }
     return true;
 }
@@ -166,10 +186,9 @@ static bool equal_at(run *r, const val *a, const val *b, bool *out, int depth) {
     }
     switch ((val_type)a->type) {
     case V_UNDEF: *out = true; return true;
-    case V_STR:
-        *out = str_eq(s_of(a), s_of(b));
-        return rt_work(r, a->n / 64);
-    case V_LIST: case V_TUPLE: return equal_seq(r, a, b, out, depth + 1);
+    case V_STR: *out = str_eq(s_of(a), s_of(b)); return rt_work(r, a->n / 64);
+    case V_LIST:
+    case V_TUPLE: return equal_seq(r, a, b, out, depth + 1);
     case V_DICT: return equal_dict(r, a->u.d, b->u.d, out, depth + 1);
     case V_RANGE:
         *out = a->u.range->n == b->u.range->n &&
@@ -196,13 +215,30 @@ static bool equal_at(run *r, const val *a, const val *b, bool *out, int depth) {
 bool v_equal(run *r, const val *a, const val *b, bool *out) { return equal_at(r, a, b, out, 0); }
 
 static bool holds(int op, int c) {
-    if (c == 2) return false;
+    if (c == UNORDERED) return false;
     switch (op) {
     case C_LT: return c < 0;
     case C_LE: return c <= 0;
     case C_GT: return c > 0;
     default: return c >= 0;
     }
+}
+
+/* Views of keys and items are sets: `<` asks for a proper subset. */
+static bool order_views(run *r, int op, const val *a, const val *b, bool *out) {
+    const bool less = op == C_LT || op == C_LE, strict = op == C_LT || op == C_GT;
+    const val *small = less ? a : b, *large = less ? b : a;
+    iter it;
+    val x;
+    bool more;
+    *out = strict ? small->u.d->n < large->u.d->n : small->u.d->n <= large->u.d->n;
+    if (!iter_begin(r, &it, small)) return false;
+    while (*out) {
+        if (!iter_next(r, &it, &x, &more)) return false;
+        if (!more) break;
+        if (!v_contains(r, &x, large, out)) return false;
+    }
+    return true;
 }
 
 static bool order_at(run *r, int op, const val *a, const val *b, bool *out, int depth) {
@@ -216,7 +252,8 @@ static bool order_at(run *r, int op, const val *a, const val *b, bool *out, int 
         return true;
     }
     if (a->type == V_STR && b->type == V_STR) { /* byte order of UTF-8 is code point order */
-        *out = holds(op, str_cmp(s_of(a), s_of(b)));
+        const int c = str_cmp(s_of(a), s_of(b));
+        *out = holds(op, (c > 0) - (c < 0));
         return rt_work(r, (a->n < b->n ? a->n : b->n) / 64);
     }
     if (is_seq(a) && a->type == b->type) {
@@ -229,6 +266,8 @@ static bool order_at(run *r, int op, const val *a, const val *b, bool *out, int 
         *out = holds(op, (a->n > b->n) - (a->n < b->n));
         return true;
     }
+    if (a->type == V_VIEW && b->type == V_VIEW && a->flag != VIEW_VALUES && b->flag != VIEW_VALUES)
+        return order_views(r, op, a, b, out);
     return rt_fail(r, "TypeError: '%s' not supported between instances of '%s' and '%s'", text[op], type_name(a),
                    type_name(b));
 }
@@ -257,8 +296,7 @@ bool v_contains(run *r, const val *item, const val *in, bool *out) {
         break;
     default: break;
     }
-    if (!iter_is_iterable(in))
-        return rt_fail(r, "TypeError: argument of type '%s' is not iterable", type_name(in));
+    if (!iter_is_iterable(in)) return rt_fail(r, "TypeError: argument of type '%s' is not iterable", type_name(in));
     iter it;
     bool more;
     val x;
@@ -276,8 +314,10 @@ bool v_len(run *r, const val *v, size_t *out) {
     switch ((val_type)v->type) {
     case V_UNDEF: *out = 0; return true;
     case V_STR: *out = uni_len(s_of(v)); return rt_work(r, v->n / 64);
-    case V_LIST: case V_TUPLE: *out = v->n; return true;
-    case V_DICT: case V_VIEW: *out = v->u.d->n; return true;
+    case V_LIST:
+    case V_TUPLE: *out = v->n; return true;
+    case V_DICT:
+    case V_VIEW: *out = v->u.d->n; return true;
     case V_RANGE: *out = (size_t)v->u.range->n; return true;
     case V_LOOP: return loop_length(r, v->u.loop, out);
     default: return rt_fail(r, "TypeError: object of type '%s' has no len()", type_name(v));
@@ -304,10 +344,13 @@ static bool hash_at(run *r, const val *v, uint64_t *out, int depth) {
     switch ((val_type)v->type) {
     case V_STR: *out = str_hash(s_of(v)); return rt_work(r, 1 + v->n / 64);
     case V_BIG: *out = str_hash(s_of(v)); return true;
-    case V_BOOL: case V_INT: *out = mix((uint64_t)v->u.i); return true;
+    case V_BOOL:
+    case V_INT: *out = mix((uint64_t)v->u.i); return true;
     case V_FLOAT: /* equal numbers hash alike */
-        if (v->u.f >= -9.2e18 && v->u.f <= 9.2e18 && v->u.f == floor(v->u.f)) *out = mix((uint64_t)(int64_t)v->u.f);
-        else *out = 77;
+        if (v->u.f >= -9.2e18 && v->u.f <= 9.2e18 && v->u.f == floor(v->u.f))
+            *out = mix((uint64_t)(int64_t)v->u.f);
+        else
+            *out = 77;
         return true;
     case V_TUPLE: {
         uint64_t h = 3;
@@ -320,8 +363,15 @@ static bool hash_at(run *r, const val *v, uint64_t *out, int depth) {
         *out = h;
         return rt_work(r, v->n);
     }
-    case V_LIST: case V_DICT: return rt_fail(r, "TypeError: unhashable type: '%s'", type_name(v));
-    case V_NONE: case V_UNDEF: *out = v->type; return true;
+    case V_VIEW:
+        if (v->flag == VIEW_VALUES) {
+            *out = mix((uint64_t)(uintptr_t)v->u.d);
+            return true;
+        } /* fall through */
+    case V_LIST:
+    case V_DICT: return rt_fail(r, "TypeError: unhashable type: '%s'", type_name(v));
+    case V_NONE:
+    case V_UNDEF: *out = v->type; return true;
     case V_FUNC: *out = v->n; return true;
     default: *out = mix((uint64_t)(uintptr_t)v->u.v); return true;
     }
@@ -366,8 +416,10 @@ static bool dict_at(run *r, const dict *d, const val *key, size_t *at, size_t *s
     if (!d->index) {
         for (*at = 0; *at < d->n; ++*at) {
             const val *k = &d->e[*at].key;
-            if (k->type == V_STR && key->type == V_STR) same = str_eq(s_of(k), s_of(key));
-            else if (!v_equal(r, k, key, &same)) return false;
+            if (k->type == V_STR && key->type == V_STR)
+                same = str_eq(s_of(k), s_of(key));
+            else if (!v_equal(r, k, key, &same))
+                return false;
             if (same) break;
         }
         return true;
@@ -375,8 +427,10 @@ static bool dict_at(run *r, const dict *d, const val *key, size_t *at, size_t *s
     size_t s = h & d->mask;
     for (; d->index[s]; s = (s + 1) & d->mask) {
         const val *k = &d->e[d->index[s] - 1].key;
-        if (k->type == V_STR && key->type == V_STR) same = str_eq(s_of(k), s_of(key));
-        else if (!v_equal(r, k, key, &same)) return false;
+        if (k->type == V_STR && key->type == V_STR)
+            same = str_eq(s_of(k), s_of(key));
+        else if (!v_equal(r, k, key, &same))
+            return false;
         if (same) {
             *at = d->index[s] - 1;
             return true;
@@ -444,7 +498,7 @@ static bool number_from_json(run *r, const json *j, val *out) {
             *out = v_float(json_double(j));
             return true;
         }
-    *out = (val){ .type = V_BIG, .n = text.n, .u.s = text.p };
+    *out = str_is(text, "-0") ? v_int(0) : (val){ .type = V_BIG, .n = text.n, .u.s = text.p };
     return true;
 }
 

@@ -13,15 +13,30 @@
 
 typedef enum val_type {
     V_MISSING, /* an unset slot or an argument not given; never seen by templates */
-    V_UNDEF, V_NONE, V_BOOL, V_INT,
-    V_BIG,     /* an integer beyond int64: kept as decimal text, no arithmetic */
-    V_FLOAT, V_STR, V_LIST, V_TUPLE, V_DICT,
-    V_VIEW,    /* dict.keys(), .values(), .items() */
-    V_RANGE, V_NAMESPACE, V_ITER, V_LOOP, V_MACRO, V_FUNC, V_METHOD, V_CYCLER, V_JOINER
+    V_UNDEF,
+    V_NONE,
+    V_BOOL,
+    V_INT,
+    V_BIG, /* an integer beyond int64: kept as decimal text, no arithmetic */
+    V_FLOAT,
+    V_STR,
+    V_LIST,
+    V_TUPLE,
+    V_DICT,
+    V_VIEW, /* dict.keys(), .values(), .items() */
+    V_RANGE,
+    V_NAMESPACE,
+    V_ITER,
+    V_LOOP,
+    V_MACRO,
+    V_FUNC,
+    V_METHOD,
+    V_CYCLER,
+    V_JOINER
 } val_type;
 
-enum { VF_MARKUP = 1, VF_GROUP = 2 };               /* STR already escaped; TUPLE made by groupby */
-enum { VIEW_KEYS, VIEW_VALUES, VIEW_ITEMS };        /* flag of V_VIEW */
+enum { VF_MARKUP = 1, VF_GROUP = 2 };        /* STR already escaped; TUPLE made by groupby */
+enum { VIEW_KEYS, VIEW_VALUES, VIEW_ITEMS }; /* flag of V_VIEW */
 
 typedef struct val val;
 typedef struct dict dict;
@@ -58,9 +73,13 @@ struct undef_info {
     val name;
     bool unsafe; /* calling it is a SecurityError */
 };
-struct range_info { int64_t start, stop, step, n; };
+struct range_info {
+    int64_t start, stop, step, n;
+};
 
-typedef struct dict_entry { val key, value; } dict_entry;
+typedef struct dict_entry {
+    val key, value;
+} dict_entry;
 struct dict {
     dict_entry *e;
     size_t n, cap;
@@ -79,25 +98,37 @@ struct macro_val {
     frame *closure;
 };
 typedef struct method_def method_def;
-struct method_val { val self; const method_def *def; };
-struct cycler_val { const val *items; size_t n, at; };
+struct method_val {
+    val self;
+    const method_def *def;
+};
+struct cycler_val {
+    const val *items;
+    size_t n, at;
+};
 
 typedef struct run {
     const struct jinja *t;
     arena mem;
-    buf *out;  /* everything printed; captures take the tail */
-    buf tmp;   /* scratch for building strings, used as a stack */
+    buf *out; /* everything printed; captures take the tail */
+    buf tmp;  /* scratch for building strings, used as a stack */
     err *e;
-    val *ctx;  /* context variables by name id */
+    val *ctx; /* context variables by name id */
     int line, depth, max_depth;
     uint64_t steps, max_steps, next_clock;
     size_t out_base, max_output;
     double deadline;
-    char *tail;       /* end of the newest concatenation and the room behind it */
-    size_t tail_room;
+    struct text_tail {
+        char *end;
+        size_t room;
+    } tails[4]; /* ends of long concatenations, with room behind them */
+    unsigned next_tail;
 } run;
 
-typedef struct kwarg { str name; val v; } kwarg;
+typedef struct kwarg {
+    str name;
+    val v;
+} kwarg;
 typedef struct args {
     const val *pos;
     size_t n;
@@ -106,13 +137,13 @@ typedef struct args {
 } args;
 
 /* ---- errors and limits (jinja_run.c) ---- */
-bool rt_fail(run *r, const char *fmt, ...) PRINTF_LIKE(2, 3);   /* E-TEMPLATE-RUN at r->line */
-bool rt_limit(run *r, const char *what);                       /* E-TEMPLATE-LIMIT */
-void *rt_take(run *r, size_t count, size_t size);              /* NULL: failure recorded */
-bool rt_work(run *r, size_t units);                            /* count steps, check the clock */
-bool rt_enter(run *r);                                         /* one level deeper; rt_leave after success */
+bool rt_fail(run *r, const char *fmt, ...) PRINTF_LIKE(2, 3); /* E-TEMPLATE-RUN at r->line */
+bool rt_limit(run *r, const char *what);                      /* E-TEMPLATE-LIMIT */
+void *rt_take(run *r, size_t count, size_t size);             /* NULL: failure recorded */
+bool rt_work(run *r, size_t units);                           /* count steps, check the clock */
+bool rt_enter(run *r);                                        /* one level deeper; rt_leave after success */
 static inline void rt_leave(run *r) { r->depth--; }
-bool rt_emit(run *r, buf *b, const char *p, size_t n);         /* add to r->out or r->tmp within the limit */
+bool rt_emit(run *r, buf *b, const char *p, size_t n); /* add to r->out or r->tmp within the limit */
 static inline bool rt_emits(run *r, buf *b, const char *s) { return rt_emit(r, b, s, strlen(s)); }
 /* Take what was added to b since `mark` as a new string value. */
 bool rt_cut(run *r, buf *b, size_t mark, val *out);
@@ -123,26 +154,29 @@ static inline val v_bool(bool b) { return (val){ .type = V_BOOL, .u.i = b }; }
 static inline val v_int(int64_t i) { return (val){ .type = V_INT, .u.i = i }; }
 static inline val v_float(double f) { return (val){ .type = V_FLOAT, .u.f = f }; }
 static inline val v_str(str s) { return (val){ .type = V_STR, .n = s.n, .u.s = s.p }; }
-static inline val v_seq(val_type t, const val *v, size_t n) { return (val){ .type = (uint8_t)t, .n = n, .u.v = v }; }
+extern const val jinja_no_items[1]; /* where empty sequences point: never NULL, so that adding 0 is defined */
+static inline val v_seq(val_type t, const val *v, size_t n) {
+    return (val){ .type = (uint8_t)t, .n = n, .u.v = v ? v : jinja_no_items };
+}
 static inline str s_of(const val *v) { return (str){ v->u.s, v->n }; }
 static inline bool is_intlike(const val *v) { return v->type == V_INT || v->type == V_BOOL; }
 static inline bool is_seq(const val *v) { return v->type == V_LIST || v->type == V_TUPLE; }
 static inline bool is_given(const val *v) { return v->type != V_MISSING; }
 bool v_copy_str(run *r, str s, val *out);
-bool v_undef(run *r, val *out, str name);                       /* 'name' is undefined */
+bool v_undef(run *r, val *out, str name); /* 'name' is undefined */
 bool v_undef_hint(run *r, val *out, const char *hint);
-bool undef_fail(run *r, const val *undef);                      /* raises what using it raises */
-const char *type_name(const val *v);                            /* Python's */
+bool undef_fail(run *r, const val *undef); /* raises what using it raises */
+const char *type_name(const val *v);       /* Python's */
 bool v_truth(const val *v);
 bool v_equal(run *r, const val *a, const val *b, bool *out);
-bool v_same(const val *a, const val *b);                        /* `is` */
+bool v_same(const val *a, const val *b); /* `is` */
 /* a < b etc.; op is a compare_op C_LT..C_GE. Fails on types that have no order. */
 bool v_order(run *r, int op, const val *a, const val *b, bool *out);
 bool v_contains(run *r, const val *item, const val *in, bool *out);
-bool v_len(run *r, const val *v, size_t *out);                  /* TypeError when it has none */
-bool v_hash(run *r, const val *v, uint64_t *out);               /* TypeError: unhashable */
+bool v_len(run *r, const val *v, size_t *out);    /* TypeError when it has none */
+bool v_hash(run *r, const val *v, uint64_t *out); /* TypeError: unhashable */
 bool v_from_json(run *r, const json *j, val *out);
-bool as_index(run *r, const val *v, int64_t *out);              /* int or bool, else TypeError */
+bool as_index(run *r, const val *v, int64_t *out); /* int or bool, else TypeError */
 
 dict *dict_new(run *r, size_t cap);
 bool dict_put(run *r, dict *d, const val *key, const val *v);
@@ -150,12 +184,26 @@ bool dict_find(run *r, const dict *d, const val *key, const val **out); /* *out 
 bool dict_get_str(run *r, const dict *d, str key, const val **out);
 
 /* A list under construction. */
-typedef struct vec { val *v; size_t n, cap; } vec;
+typedef struct vec {
+    val *v;
+    size_t n, cap;
+} vec;
 bool vec_add(run *r, vec *a, const val *v);
 
 /* ---- iteration (jinja_iter.c) ---- */
 typedef enum iter_kind {
-    I_EMPTY, I_SEQ, I_REVERSED, I_STR, I_DICT, I_RANGE, I_PROXY, I_MAP, I_SELECT, I_UNIQUE, I_FILL, I_LOOP_TEST
+    I_EMPTY,
+    I_SEQ,
+    I_REVERSED,
+    I_STR,
+    I_DICT,
+    I_RANGE,
+    I_PROXY,
+    I_MAP,
+    I_SELECT,
+    I_UNIQUE,
+    I_FILL,
+    I_LOOP_TEST
 } iter_kind;
 typedef struct mapper mapper; /* what map and select apply to each item */
 struct iter {
@@ -167,8 +215,8 @@ struct iter {
     const char *p, *end;
     const dict *d;
     range_info range;
-    iter *src;        /* PROXY, MAP, SELECT, UNIQUE, LOOP_TEST */
-    val source;       /* MAP, SELECT, UNIQUE, FILL: iterated at the first step, as a generator does */
+    iter *src;  /* PROXY, MAP, SELECT, UNIQUE, LOOP_TEST */
+    val source; /* MAP, SELECT, UNIQUE, FILL: iterated at the first step, as a generator does */
     mapper *map;
     dict *seen;
     bool (*fill)(run *r, iter *it); /* FILL: sets v, n at the first step */
@@ -185,10 +233,10 @@ bool iter_new(run *r, iter_kind kind, const val *source, const char *label, iter
 bool iter_collect(run *r, const val *v, val_type t, val *out); /* list(v) or tuple(v) */
 
 /* ---- text of values (jinja_repr.c) ---- */
-bool v_write_str(run *r, buf *b, const val *v);  /* str(v) */
+bool v_write_str(run *r, buf *b, const val *v); /* str(v) */
 bool v_write_repr(run *r, buf *b, const val *v);
-bool v_to_str(run *r, const val *v, val *out);   /* as a value; strings keep their Markup flag */
-size_t float_repr(double f, char out[32]);       /* Python's repr */
+bool v_to_str(run *r, const val *v, val *out); /* as a value; strings keep their Markup flag */
+size_t float_repr(double f, char out[32]);     /* Python's repr */
 typedef struct json_style {
     bool ascii, sort_keys, pretty;
     str indent, item_sep, key_sep;
@@ -210,7 +258,7 @@ bool call_macro(run *r, const macro_val *m, const args *a, val *out);
 /* Bind to parameters named in `params` ("a b c"), the first `required` of which must be there; absent ones
  * become V_MISSING. out holds at most 8. */
 bool args_bind(run *r, const char *what, const args *a, const char *params, size_t required, bool kw_ok, val *out);
-extern const char *const jinja_globals[];  /* names of V_FUNC values, NULL at the end */
+extern const char *const jinja_globals[]; /* names of V_FUNC values, NULL at the end */
 bool call_function(run *r, size_t which, const args *a, val *out);
 bool loop_attr(run *r, loop_state *l, str name, val *out, bool *found);
 bool loop_next(run *r, loop_state *l, val *out, bool *more);
@@ -277,7 +325,7 @@ bool mapper_apply(run *r, const mapper *m, const val *item, val *out);
 
 struct method_def {
     const char *name;
-    uint32_t types; /* bit per val_type */
+    uint32_t types;                                               /* bit per val_type */
     bool (*fn)(run *r, const val *self, const args *a, val *out); /* NULL: known but not offered */
     const char *params;
     uint8_t required;
@@ -287,7 +335,7 @@ struct method_def {
 const method_def *method_find(const val *self, str name);
 extern const method_def jinja_str_methods[];
 
-bool format_percent(run *r, const val *fmt, const val *arg, val *out); /* str % arg */
+bool format_percent(run *r, const val *fmt, const val *arg, val *out);     /* str % arg */
 bool format_braces(run *r, str fmt, const args *a, bool markup, val *out); /* str.format */
 
 /* ---- text helpers used by filters and methods (jinja_str.c) ---- */
@@ -299,8 +347,11 @@ bool s_escape(run *r, const val *v, val *out); /* HTML; Markup as it is */
 bool s_lines(run *r, str s, bool keep, val *out);
 bool s_pad(run *r, str s, int64_t width, int align, const char *fill, size_t fill_n, val *out);
 bool s_substr(str s, int64_t start, int64_t stop, str *out); /* code points, Python slice bounds */
-bool s_parse_int(run *r, str s, int base, val *out); /* false: not an integer (no error recorded) */
+bool s_parse_int(run *r, str s, int base, val *out);         /* false: not an integer, or (recorded) too long */
 bool s_parse_float(str s, double *out);
-static inline val v_like(val made, const val *from) { made.flag = from->type == V_STR ? from->flag : 0; return made; }
+static inline val v_like(val made, const val *from) {
+    made.flag = from->type == V_STR ? from->flag : 0;
+    return made;
+}
 
 #endif

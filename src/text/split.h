@@ -1,10 +1,22 @@
 /* split.h - streaming splitter of generated text into thought, answer and tool calls.
  *
- * Bytes in any chunking, the same events out. Starts inside or outside thinking as the rendered prompt
- * implies (it ends with an open <think> block or not). Tool calls are recognised only when the request has
- * tools (ruling 10: opener <tool_call>, or a line starting <function=NAME> with NAME among the tools; not
- * inside thinking, not inside code fences; a generation that ends inside thinking right after a complete call
- * counts as that call). Nothing of a tag leaks into text; what turns out not to be a tag comes out as text. */
+ * Bytes in any chunking, the same events out (pieces of one kind may be cut differently; their concatenation and
+ * the order of events do not change). Starts inside or outside thinking as the rendered prompt implies (it ends
+ * with an open <think> block or not). Tool calls are recognised only when the request has tools (ruling 10: opener
+ * <tool_call>, or a line starting <function=NAME> with NAME among the tools; not inside thinking, not inside code
+ * fences; a generation that ends inside thinking right after a complete call counts as that call). Nothing of a tag
+ * leaks into text; what turns out not to be a tag comes out as text.
+ *
+ * In detail:
+ * - Everything up to the first </think> is thought, byte for byte, but for a <think> that repeats the prompt's. White
+ *   space between </think> and what follows belongs to nobody. When the prompt opened no block, a <think> that begins
+ *   the answer does. A </think> before the answer's first word is dropped; later ones, and later <think>, are text.
+ * - With tools, white space before a call or at the end of calls is dropped, closing tags left over after a call too.
+ * - A call needs `<function=NAME>` followed by a parameter or its end; otherwise it is prose. A value ends at
+ *   </parameter>; when that is missing, at a <parameter=...> that begins a line or names a declared parameter, or at
+ *   a </function> (or </tool_call>) behind which the call ends or another begins. Any other `<` belongs to the value.
+ * - At the end of the generation an unfinished tag or call is dropped from the answer (a lone `<` is kept
+ *   unless it begins a line); an unfinished call in the thought is thought. */
 #ifndef NIBBLE_SPLIT_H
 #define NIBBLE_SPLIT_H
 
@@ -14,16 +26,17 @@
 
 typedef struct split split;
 typedef enum split_kind { SPLIT_THOUGHT, SPLIT_TEXT, SPLIT_CALL } split_kind;
-/* THOUGHT and TEXT: a piece of UTF-8 text. CALL: name and arguments (a JSON object as text) of one
- * complete call, typed by the tool's parameter schema where it has one. */
+/* THOUGHT and TEXT: a piece of whole UTF-8 characters (invalid bytes become U+FFFD). CALL: name and arguments (a JSON
+ * object as text) of one complete call, typed by the tool's parameter schema where it has one. */
 typedef void split_event(void *ctx, split_kind kind, str text, str call_name);
 
-/* True when the rendered prompt ends inside an open thinking block. */
+/* True when the rendered prompt ends inside an open thinking block: a <think> with neither </think> nor a control
+ * token (<|...) behind it. */
 bool split_prompt_thinks(str prompt);
-/* tools: the request's tools array or NULL (no call parsing). */
+/* tools: the request's tools array or NULL (no call parsing); borrowed until split_free. */
 split *split_new(bool thinking, const json *tools, split_event *fn, void *ctx);
 void split_push(split *s, str bytes);
-void split_end(split *s);
+void split_end(split *s); /* flush; the last call but split_free */
 void split_free(split *s);
 
 #endif

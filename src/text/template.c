@@ -103,7 +103,8 @@ static bool compile_config(chat_template *t, const json *config, const char *dir
     }
     if (!json_is(v, JSON_STRING))
         return fail(e, ERR_INPUT, "E-TEMPLATE-MISSING",
-                    "%s: no chat_template.jinja, and no chat_template in tokenizer_config.json (give --template FILE)", dir);
+                    "%s: no chat_template.jinja, and no chat_template in tokenizer_config.json (give --template FILE)",
+                    dir);
     if (!compile_text(t, json_str(v), e)) return fail_prefix(e, "%s/tokenizer_config.json", dir);
     if (tools && !jinja_compile(&t->with_tools, json_str(tools), e))
         return fail_prefix(e, "%s/tokenizer_config.json: tool_use", dir);

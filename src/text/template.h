@@ -28,7 +28,9 @@ void template_close(chat_template *t);
 NODISCARD bool template_render(const chat_template *t, buf *out, const json *request, err *e);
 
 /* What the template reacts to, for `inspect`: found by reading its source. */
-typedef struct template_traits { bool tools, thinking_switch, system, images, reasoning_content; } template_traits;
+typedef struct template_traits {
+    bool tools, thinking_switch, system, images, reasoning_content;
+} template_traits;
 template_traits template_describe(const chat_template *t);
 
 #endif

@@ -35,7 +35,8 @@ static void oracle_chats(void **state) {
         if (ok && !str_eq(buf_view(&b), json_str(text))) fail_msg("%s: got '%s', want '%s'", name, b.p, text->u.s);
         if (!ok) {
             assert_string_equal(why.id, "E-TEMPLATE-RAISE");
-            if (!strstr(why.msg, error->u.s) || !strstr(why.msg, "line ")) fail_msg("%s: '%s', want '%s'", name, why.msg, error->u.s);
+            if (!strstr(why.msg, error->u.s) || !strstr(why.msg, "line "))
+                fail_msg("%s: '%s', want '%s'", name, why.msg, error->u.s);
         }
         buf_free(&b);
     }
@@ -49,7 +50,8 @@ static char *render_dir(const char *dir, const char *request) {
     chat_template *t;
     err e = { 0 };
     buf b = { 0 };
-    if (!template_open(&t, dir, &e) || !json_parse(&v, &a, str_of(request), "request", NULL, &e)) fail_msg("%s: %s", e.id, e.msg);
+    if (!template_open(&t, dir, &e) || !json_parse(&v, &a, str_of(request), "request", NULL, &e))
+        fail_msg("%s: %s", e.id, e.msg);
     if (!template_render(t, &b, v, &e)) fail_msg("%s: %s", e.id, e.msg);
     template_close(t);
     arena_free(&a);
@@ -66,15 +68,17 @@ static void renders(const char *dir, const char *request, const char *want) {
 static void sources(void **state) {
     (void)state;
     char *d = scratch_new();
-    free(scratch_puts(d, "tokenizer_config.json",
-                      "{\"bos_token\": \"<s>\", \"eos_token\": {\"content\": \"</s>\", \"special\": true}, \"pad_token\": null,"
-                      "\"add_bos_token\": true, \"additional_special_tokens\": [\"<x>\", \"<y>\"],"
-                      "\"extra_special_tokens\": {\"image_token\": \"<img>\"},"
-                      "\"chat_template\": \"C{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ image_token }}"
-                      "{{ additional_special_tokens[1] }}\"}"));
+    free(scratch_puts(
+        d, "tokenizer_config.json",
+        "{\"bos_token\": \"<s>\", \"eos_token\": {\"content\": \"</s>\", \"special\": true}, \"pad_token\": null,"
+        "\"add_bos_token\": true, \"additional_special_tokens\": [\"<x>\", \"<y>\"],"
+        "\"extra_special_tokens\": {\"image_token\": \"<img>\"},"
+        "\"chat_template\": \"C{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ image_token }}"
+        "{{ additional_special_tokens[1] }}\"}"));
     renders(d, "{}", "C<s></s>False<img><y>");
     renders(d, "{\"bos_token\": \"mine\"}", "Cmine</s>False<img><y>"); /* the request wins */
-    free(scratch_puts(d, "chat_template.jinja", "J{{ bos_token }}{{ add_generation_prompt }}{{ tools }}{{ documents is none }}\n"));
+    free(scratch_puts(d, "chat_template.jinja",
+                      "J{{ bos_token }}{{ add_generation_prompt }}{{ tools }}{{ documents is none }}\n"));
     renders(d, "{}", "J<s>TrueNoneTrue"); /* the file wins over the config */
     renders(d, "{\"add_generation_prompt\": false, \"tools\": [1]}", "J<s>False[1]True");
     scratch_free(d);
@@ -108,7 +112,8 @@ static void bad_sources(void **state) {
     refused(d, "E-TEMPLATE-MISSING", d);
     free(scratch_puts(d, "tokenizer_config.json", "{\"chat_template\": 5}"));
     refused(d, "E-TEMPLATE-MISSING", "chat_template");
-    free(scratch_puts(d, "tokenizer_config.json", "{\"chat_template\": [{\"name\": \"other\", \"template\": \"\"}, 7]}"));
+    free(scratch_puts(d, "tokenizer_config.json",
+                      "{\"chat_template\": [{\"name\": \"other\", \"template\": \"\"}, 7]}"));
     refused(d, "E-TEMPLATE-MISSING", "chat_template");
     free(scratch_puts(d, "tokenizer_config.json", "{\"chat_template\": \"\\n\\n{% if %}\"}"));
     refused(d, "E-TEMPLATE-SYNTAX", "line 3");
@@ -139,7 +144,8 @@ static void request_must_be_object(void **state) {
 
 static void file_with_tokens(void **state) {
     (void)state;
-    char *d = scratch_new(), *path = scratch_puts(d, "t.txt", "{{ eos_token }}{# image 'system' #}{{ reasoning_content }}");
+    char *d = scratch_new(),
+         *path = scratch_puts(d, "t.txt", "{{ eos_token }}{# image 'system' #}{{ reasoning_content }}");
     chat_template *t;
     err e = { 0 };
     buf b = { 0 };
@@ -166,8 +172,9 @@ static void file_with_tokens(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(oracle_chats), cmocka_unit_test(sources), cmocka_unit_test(named_templates),
-        cmocka_unit_test(bad_sources), cmocka_unit_test(request_must_be_object), cmocka_unit_test(file_with_tokens),
+        cmocka_unit_test(oracle_chats),           cmocka_unit_test(sources),
+        cmocka_unit_test(named_templates),        cmocka_unit_test(bad_sources),
+        cmocka_unit_test(request_must_be_object), cmocka_unit_test(file_with_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

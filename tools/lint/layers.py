@@ -13,7 +13,7 @@ import sys
 ADAPTERS = {
     r"yajl/.*|yajl_.*": r"base/json\.c",
     r"pcre2\.h": r"text/pattern\.c",
-    r"utf8proc\.h": r"text/unicode\.c",
+    r"utf8proc\.h": r"text/(unicode|jinja_uni)\.c",
     r"editline/.*|histedit\.h": r"cmd/cmd_chat\.c",
     r"cuda.*|nccl.*": r"ops/cuda/.*",
     r"immintrin\.h|x86intrin\.h|[a-z]mmintrin\.h": r".*_(avx2|avx512|amx)\.[ch]",
