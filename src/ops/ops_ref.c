@@ -322,10 +322,10 @@ static void tile(float *out, float *max, float *sum, const float *q, const ops_k
         p[j] = dot32(q, row, dim) * scale;
         nan |= isnan(p[j]) != 0;
     }
-    float m = p[0];
-    for (int j = 1; j < n; j++)
+    float m = -INFINITY;
+    for (int j = 0; j < n; j++)
         if (p[j] > m) m = p[j];
-    if (nan) m = NAN;
+    m = nan ? NAN : m + 0.0f;
     for (int j = 0; j < n; j++) p[j] = num_exp(p[j] - m);
     for (int d = 0; d < dim; d++) out[d] = 0;
     for (int j = 0; j < n; j++) {
@@ -336,19 +336,16 @@ static void tile(float *out, float *max, float *sum, const float *q, const ops_k
     *sum = sum32(p, n);
 }
 
-/* Positions 0..pos of one slot for one query head. The first tile starts the running result as it is. */
+/* Positions 0..pos of one slot for one query head. */
 static void attend(ref *f, float *y, const float *q, const ops_kv *kv, int slot, int kv_head, int pos, float scale) {
     const int dim = kv->dim;
-    float *row = floats(&f->a, dim), *out = floats(&f->b, dim), M = 0, L = 1;
+    float *row = floats(&f->a, dim), *out = floats(&f->b, dim), M = -INFINITY, L = 0;
+    for (int d = 0; d < dim; d++) y[d] = 0;
     for (int p = 0; p <= pos; p += OPS_TILE) {
         const int n = pos + 1 - p < OPS_TILE ? pos + 1 - p : OPS_TILE;
         const int64_t at = (((int64_t)slot * kv->capacity + p) * kv->kv_heads + kv_head) * dim;
         float max, sum;
-        tile(p ? out : y, &max, &sum, q, kv, at, n, scale, row);
-        if (p == 0) {
-            M = max, L = sum;
-            continue;
-        }
+        tile(out, &max, &sum, q, kv, at, n, scale, row);
         const float M2 = max > M ? max : M, a = num_exp(M - M2), b = num_exp(max - M2);
         L = fmaf(L, a, sum * b);
         for (int d = 0; d < dim; d++) y[d] = fmaf(y[d], a, out[d] * b);

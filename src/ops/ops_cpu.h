@@ -1,0 +1,62 @@
+/* ops_cpu.h - inside of the CPU backend: kern's loops, shared out over a pool. Internal to ops_cpu*.c.
+ *
+ * Work is divided by a static rule and every output element is computed by one kern call whose operands do not depend
+ * on the division, so any number of threads returns the same bits. */
+#ifndef NIBBLE_OPS_CPU_H
+#define NIBBLE_OPS_CPU_H
+
+#include "base/pool.h"
+#include "ops/ops_impl.h"
+
+typedef struct cpu {
+    kern k;
+    pool *pool;
+    int threads;
+    double dispatch_ns; /* work below this estimate is done by the caller alone */
+    work shared, units; /* sized by the caller before the pool runs */
+    work own;           /* threads x own_bytes */
+    size_t own_bytes;
+} cpu;
+
+/* Run fn(ctx, thread, threads) on all threads, or on the caller alone when about `ns` of work on one thread is not
+ * worth handing out. fn uses cpu_barrier. */
+void cpu_run(cpu *c, pool_fn *fn, void *ctx, double ns);
+static inline void cpu_barrier(cpu *c, int threads) {
+    if (threads > 1) pool_barrier(c->pool);
+}
+
+/* At least `bytes` of work memory for each thread; call before cpu_run. */
+void cpu_own_need(cpu *c, size_t bytes);
+static inline void *cpu_own(const cpu *c, int thread) { return (char *)c->own.p + (size_t)thread * c->own_bytes; }
+
+/* y[m * ldy + n] = dot32(x[m], w[n]), w of type t. */
+static inline void cpu_gemm(const cpu *c, dtype t, float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
+                            int M, int N, int K) {
+    if (M <= 0 || N <= 0) return;
+    if (t == DT_BF16)
+        c->k.gemm_bf16(y, ldy, x, ldx, w, M, N, K);
+    else if (t == DT_F16)
+        c->k.gemm_f16(y, ldy, x, ldx, w, M, N, K);
+    else
+        c->k.gemm_f32(y, ldy, x, ldx, w, M, N, K);
+}
+
+void cpu_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
+void cpu_conv(ops *o, float *c, const float *u, const float *w, ops_conv *st, const ops_span *spans, int n_spans);
+void cpu_gdn(ops *o, float *out, const float *c, const float *a, const float *b, const float *neg_a,
+             const float *dt_bias, ops_gdn *st, const ops_span *spans, int n_spans);
+void cpu_gated_norm(ops *o, float *y, const float *x, const float *z, const float *w, int rows, int heads, int dim,
+                    float eps);
+void cpu_qk_rope(ops *o, float *q_out, float *k, const float *qg, const float *q_norm, const float *k_norm,
+                 const int32_t *pos3, const ops_rope *rope, int rows, int heads, int kv_heads, int dim, bool gated,
+                 float eps);
+void cpu_kv_append(ops *o, ops_kv *kv, const float *k, const float *v, const ops_span *spans, int n_spans);
+void cpu_attention(ops *o, float *y, const float *q, const float *qg, const ops_kv *kv, int heads, float scale,
+                   const ops_span *spans, int n_spans);
+void cpu_route(ops *o, int32_t *idx, float *wt, const float *logits, int rows, int n_experts, int k);
+void cpu_moe(ops *o, float *y, const float *x, const experts *ex, const int32_t *idx, const float *wt, int rows, int k);
+void cpu_moe_hidden(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx,
+                    const float *wt, int rows, int k);
+void cpu_moe_combine(ops *o, float *x, const float *routed, const float *shared, const float *gate, int rows, int n);
+
+#endif

@@ -1,0 +1,309 @@
+/* Attention: tiles of 64 absolute positions, computed anywhere, merged left to right. */
+#include "ops/ops_cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- q and k ---- */
+
+typedef struct rope_job {
+    cpu *c;
+    float *q_out, *k;
+    const float *qg, *q_norm, *k_norm;
+    const int32_t *pos3;
+    const ops_rope *rope;
+    int rows, heads, kv_heads, dim;
+    bool gated;
+    float eps;
+} rope_job;
+
+static void rotate(float *x, const ops_rope *rope, const int32_t *pos) {
+    const int half = rope->half;
+    for (int i = 0; i < half; i++) {
+        const int64_t at = (int64_t)pos[rope->axis[i]] * half + i;
+        const float c = rope->cos[at], s = rope->sin[at], x1 = x[i], x2 = x[i + half];
+        x[i] = fmaf(x1, c, -(x2 * s));
+        x[i + half] = fmaf(x2, c, x1 * s);
+    }
+}
+
+static void qk_rope_part(void *ctx, int thread, int threads) {
+    const rope_job *j = ctx;
+    const int dim = j->dim, step = j->gated ? 2 * dim : dim;
+    int64_t begin, end;
+    pool_share(j->rows, 1, thread, threads, &begin, &end);
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t h = r * j->heads; h < (r + 1) * j->heads; h++) {
+            j->c->k.rmsnorm(j->q_out + h * dim, j->qg + h * step, j->q_norm, dim, j->eps);
+            rotate(j->q_out + h * dim, j->rope, j->pos3 + 3 * r);
+        }
+        for (int64_t h = r * j->kv_heads; h < (r + 1) * j->kv_heads; h++) {
+            j->c->k.rmsnorm(j->k + h * dim, j->k + h * dim, j->k_norm, dim, j->eps);
+            rotate(j->k + h * dim, j->rope, j->pos3 + 3 * r);
+        }
+    }
+}
+
+void cpu_qk_rope(ops *o, float *q_out, float *k, const float *qg, const float *q_norm, const float *k_norm,
+                 const int32_t *pos3, const ops_rope *rope, int rows, int heads, int kv_heads, int dim, bool gated,
+                 float eps) {
+    CHECK(2 * rope->half <= dim, "rotary %d of head %d", 2 * rope->half, dim);
+    rope_job j = { .c = o->self,
+                   .q_out = q_out,
+                   .k = k,
+                   .qg = qg,
+                   .q_norm = q_norm,
+                   .k_norm = k_norm,
+                   .pos3 = pos3,
+                   .rope = rope,
+                   .rows = rows,
+                   .heads = heads,
+                   .kv_heads = kv_heads,
+                   .dim = dim,
+                   .gated = gated,
+                   .eps = eps };
+    cpu_run(j.c, qk_rope_part, &j, (0.3 * dim + 5.0 * rope->half) * rows * (heads + kv_heads));
+}
+
+/* ---- KV ---- */
+
+typedef struct append_job {
+    cpu *c;
+    ops_kv *kv;
+    const float *k, *v;
+    const ops_span *spans;
+    int n_spans, rows;
+} append_job;
+
+static void put_row(const kern *k, const ops_kv *kv, void *dst, int64_t at, const float *x, int n) {
+    if (kv->type == DT_F32)
+        memcpy((float *)dst + at, x, (size_t)n * sizeof *x);
+    else
+        k->f32_to_bf16((uint16_t *)dst + at, x, n);
+}
+
+static void append_part(void *ctx, int thread, int threads) {
+    const append_job *j = ctx;
+    const int n = j->kv->kv_heads * j->kv->dim;
+    int64_t begin, end, first = 0; /* rows counted over all spans */
+    pool_share(j->rows, 1, thread, threads, &begin, &end);
+    for (const ops_span *s = j->spans; s < j->spans + j->n_spans; first += s->rows, s++)
+        for (int64_t i = max_i64(0, begin - first); i < min_i64(s->rows, end - first); i++) {
+            const int64_t at = ((int64_t)s->slot * j->kv->capacity + s->pos0 + i) * n;
+            put_row(&j->c->k, j->kv, j->kv->k, at, j->k + (s->row0 + i) * n, n);
+            put_row(&j->c->k, j->kv, j->kv->v, at, j->v + (s->row0 + i) * n, n);
+        }
+}
+
+void cpu_kv_append(ops *o, ops_kv *kv, const float *k, const float *v, const ops_span *spans, int n_spans) {
+    ops_check_kv_spans(kv, spans, n_spans);
+    append_job j = { .c = o->self, .kv = kv, .k = k, .v = v, .spans = spans, .n_spans = n_spans };
+    for (int i = 0; i < n_spans; i++) j.rows += spans[i].rows;
+    cpu_run(j.c, append_part, &j, 0.4 * j.rows * kv->kv_heads * kv->dim);
+}
+
+/* ---- attention ---- */
+
+enum { MAX_BLOCK = 16, WHOLE_UNITS = 16 };
+
+static const size_t MAX_STORED_BYTES = 64u << 20;
+
+/* Some consecutive rows of a span for one KV head. Its tiles run from the left; the thread that has tile 0 merges as it
+ * goes. Where another thread continues, tiles from `split` on are stored and merged after the barrier. */
+typedef struct unit {
+    const ops_span *span;
+    int row, rows; /* batch row of the first, count */
+    int pos;       /* position of the first row */
+    int kv_head;
+    int tiles;     /* of the last row */
+    int split;     /* tiles when one thread does all */
+    double before; /* cost of the units in front */
+    float *ml;     /* [rows][group] running max, then [rows][group] running sum */
+    float *stored; /* [tiles - split][rows][group * dim + 2 * group] */
+} unit;
+
+typedef struct attn_job {
+    cpu *c;
+    float *y;
+    const float *q, *qg;
+    const ops_kv *kv;
+    unit *units;
+    int n_units, n_split, heads, group;
+    float scale;
+    double cost;
+} attn_job;
+
+static int tiles_of(int pos) { return pos / OPS_TILE + 1; }
+
+/* One tile for the query heads of one row: o [group * dim] | max [group] | sum [group] at `out`. */
+static void one_tile(const attn_job *j, const unit *u, int row, int tile, float *out) {
+    const ops_kv *kv = j->kv;
+    const int dim = kv->dim, group = j->group, first = tile * OPS_TILE, pos = u->pos + row;
+    const int n = pos + 1 - first < OPS_TILE ? pos + 1 - first : OPS_TILE;
+    const int64_t at = (((int64_t)u->span->slot * kv->capacity + first) * kv->kv_heads + u->kv_head) * dim;
+    const int64_t ld = (int64_t)kv->kv_heads * dim;
+    const float *q = j->q + ((int64_t)(u->row + row) * j->heads + (int64_t)u->kv_head * group) * dim;
+    float *max = out + group * dim, *sum = max + group;
+    if (kv->type == DT_F32)
+        j->c->k.attn_tile_f32(out, max, sum, q, (const float *)kv->k + at, (const float *)kv->v + at, ld, n, group, dim,
+                              j->scale);
+    else
+        j->c->k.attn_tile_bf16(out, max, sum, q, (const uint16_t *)kv->k + at, (const uint16_t *)kv->v + at, ld, n,
+                               group, dim, j->scale);
+}
+
+static float *head_out(const attn_job *j, const unit *u, int row, int g) {
+    return j->y + ((int64_t)(u->row + row) * j->heads + (int64_t)u->kv_head * j->group + g) * j->kv->dim;
+}
+
+static void merge(const attn_job *j, const unit *u, int row, int g, const float *tile) {
+    const int at = row * j->group + g, dim = j->kv->dim;
+    j->c->k.attn_merge(head_out(j, u, row, g), &u->ml[at], &u->ml[u->rows * j->group + at], tile + g * dim,
+                       tile[j->group * dim + g], tile[j->group * dim + j->group + g], dim);
+}
+
+static void finish(const attn_job *j, const unit *u, int row, int g) {
+    float *y = head_out(j, u, row, g);
+    const int dim = j->kv->dim;
+    j->c->k.scale_div(y, y, u->ml[(u->rows + row) * j->group + g], dim);
+    if (j->qg) j->c->k.sigmoid_mul(y, y, j->qg + 2 * (y - j->y) + dim, dim);
+}
+
+/* Tiles [begin, end) of one unit. */
+static void unit_part(const attn_job *j, unit *u, int begin, int end, float *own) {
+    const int group = j->group;
+    const int64_t size = (int64_t)group * j->kv->dim + 2 * group;
+    for (int i = 0; begin == 0 && i < u->rows * group; i++) {
+        memset(head_out(j, u, i / group, i % group), 0, (size_t)j->kv->dim * sizeof(float));
+        u->ml[i] = -INFINITY;
+        u->ml[u->rows * group + i] = 0;
+    }
+    for (int t = begin; t < end; t++)
+        for (int row = 0; row < u->rows; row++) {
+            if (t >= tiles_of(u->pos + row)) continue;
+            float *tile = begin == 0 ? own : u->stored + ((int64_t)(t - u->split) * u->rows + row) * size;
+            one_tile(j, u, row, t, tile);
+            for (int g = 0; begin == 0 && g < group; g++) merge(j, u, row, g, tile);
+        }
+    for (int i = 0; begin == 0 && end == u->tiles && i < u->rows * group; i++) finish(j, u, i / group, i % group);
+}
+
+/* After the barrier: the stored tiles of one head. */
+static void merge_stored(const attn_job *j, const unit *u, int row, int g) {
+    const int64_t size = (int64_t)j->group * j->kv->dim + 2 * j->group;
+    for (int t = u->split; t < tiles_of(u->pos + row); t++)
+        merge(j, u, row, g, u->stored + ((int64_t)(t - u->split) * u->rows + row) * size);
+    finish(j, u, row, g);
+}
+
+/* Where thread t of `threads` begins: a unit and a tile of it. Units stay whole when there are many. */
+static void boundary(const attn_job *j, int t, int threads, int *unit_out, int *tile) {
+    const double target = j->cost * t / threads;
+    int u = 0;
+    while (u + 1 < j->n_units && j->units[u + 1].before <= target) u++;
+    if (t == threads) u = j->n_units;
+    *unit_out = u;
+    *tile = 0;
+    if (u == j->n_units) return;
+    const unit *at = &j->units[u];
+    const int rounded = (int)((target - at->before) / at->rows + 0.5);
+    *tile = rounded < at->tiles ? rounded : at->tiles;
+    if (j->n_units >= WHOLE_UNITS * threads) *tile = 2 * *tile > at->tiles ? at->tiles : 0;
+    if (*tile == at->tiles) *unit_out = u + 1, *tile = 0;
+}
+
+static void attn_part(void *ctx, int thread, int threads) {
+    const attn_job *j = ctx;
+    float *own = cpu_own(j->c, thread);
+    int u, t, u_end, t_end;
+    boundary(j, thread, threads, &u, &t);
+    boundary(j, thread + 1, threads, &u_end, &t_end);
+    for (; u < u_end || (u == u_end && t < t_end); u++, t = 0)
+        unit_part(j, &j->units[u], t, u < u_end ? j->units[u].tiles : t_end, own);
+    if (j->n_split == 0) return;
+    cpu_barrier(j->c, threads);
+    int64_t count = 0;
+    for (const unit *s = j->units; s < j->units + j->n_units; s++)
+        for (int i = 0; s->split < s->tiles && i < s->rows * j->group; i++)
+            if (count++ % threads == thread) merge_stored(j, s, i / j->group, i % j->group);
+}
+
+/* Fill units of at most `block` rows; returns their count, or counts only when units is NULL. */
+static int make_units(attn_job *j, unit *units, const ops_span *spans, int n_spans, int block) {
+    int n = 0;
+    j->cost = 0;
+    for (const ops_span *s = spans; s < spans + n_spans; s++)
+        for (int h = 0; h < j->kv->kv_heads; h++)
+            for (int r = 0; r < s->rows; r += block, n++) {
+                const int rows = (int)min_i64(block, s->rows - r), tiles = tiles_of(s->pos0 + r + rows - 1);
+                if (units)
+                    units[n] = (unit){ .span = s,
+                                       .row = s->row0 + r,
+                                       .rows = rows,
+                                       .pos = s->pos0 + r,
+                                       .kv_head = h,
+                                       .tiles = tiles,
+                                       .split = tiles,
+                                       .before = j->cost };
+                j->cost += (double)rows * tiles;
+            }
+    return n;
+}
+
+/* Mark what the boundaries cut; returns the floats that stored tiles take. */
+static size_t mark_splits(attn_job *j, int threads) {
+    const size_t size = (size_t)j->group * (size_t)j->kv->dim + 2 * (size_t)j->group;
+    size_t total = 0;
+    int last = -1;
+    j->n_split = 0;
+    for (int t = 1; t < threads; t++) {
+        int u, tile;
+        boundary(j, t, threads, &u, &tile);
+        if (tile == 0 || u == last) continue; /* the first cut of a unit is its lowest */
+        last = u;
+        j->units[u].split = tile;
+        j->n_split++;
+        total += (size_t)(j->units[u].tiles - tile) * (size_t)j->units[u].rows * size;
+    }
+    return total;
+}
+
+/* Choose the rows per unit: many, because they share one reading of K and V, unless threads would have to store too
+ * much at the cuts. Returns the floats of stored tiles. */
+static size_t plan(attn_job *j, work *mem, const ops_span *spans, int n_spans, int threads) {
+    int block = MAX_BLOCK;
+    for (;; block /= 2) {
+        j->n_units = make_units(j, NULL, spans, n_spans, block);
+        j->units = work_need(mem, (size_t)j->n_units * sizeof *j->units);
+        make_units(j, j->units, spans, n_spans, block);
+        const size_t floats = mark_splits(j, threads);
+        if (block == 1 || floats * sizeof(float) <= MAX_STORED_BYTES) return floats;
+    }
+}
+
+void cpu_attention(ops *o, float *y, const float *q, const float *qg, const ops_kv *kv, int heads, float scale,
+                   const ops_span *spans, int n_spans) {
+    cpu *c = o->self;
+    ops_check_kv_spans(kv, spans, n_spans);
+    CHECK(heads % kv->kv_heads == 0, "%d heads over %d", heads, kv->kv_heads);
+    attn_job j = {
+        .c = c, .y = y, .q = q, .qg = qg, .kv = kv, .heads = heads, .group = heads / kv->kv_heads, .scale = scale
+    };
+    make_units(&j, NULL, spans, n_spans, MAX_BLOCK);
+    const double ns = j.cost * OPS_TILE * j.group * kv->dim * 0.05;
+    const bool alone = ns < c->dispatch_ns;
+    const size_t stored = plan(&j, &c->units, spans, n_spans, alone ? 1 : c->threads);
+    if (j.n_units == 0) return;
+    size_t ml = 0;
+    for (int i = 0; i < j.n_units; i++) ml += 2 * (size_t)j.units[i].rows * (size_t)j.group;
+    float *p = work_need(&c->shared, (ml + stored) * sizeof *p);
+    const size_t size = (size_t)j.group * (size_t)kv->dim + 2 * (size_t)j.group;
+    for (unit *u = j.units; u < j.units + j.n_units; u++) {
+        u->ml = p;
+        p += 2 * u->rows * j.group;
+        u->stored = p;
+        p += (size_t)(u->tiles - u->split) * (size_t)u->rows * size;
+    }
+    cpu_own_need(c, size * sizeof(float));
+    cpu_run(c, attn_part, &j, ns);
+}
