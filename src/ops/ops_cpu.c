@@ -174,6 +174,7 @@ bool ops_cpu_open(ops **out, int threads, kern_isa isa, err *e) {
         return false;
     }
     kern_init(&c->k, isa);
+    quant_kern_init(&c->q, isa);
     c->threads = pool_threads(c->pool);
     /* A hand-out costs about a microsecond while the workers spin; with more threads than CPUs each one is woken. */
     c->dispatch_ns = c->threads == 1 ? INFINITY : c->threads <= pool_cpus() ? 4e3 : 1e5;

@@ -6,10 +6,12 @@
 #define NIBBLE_OPS_CPU_H
 
 #include "base/pool.h"
+#include "kern/quant.h"
 #include "ops/ops_impl.h"
 
 typedef struct cpu {
     kern k;
+    quant_kern q;
     pool *pool;
     int threads;
     double dispatch_ns; /* work below this estimate is done by the caller alone */
@@ -42,6 +44,9 @@ static inline void cpu_gemm(const cpu *c, dtype t, float *y, int64_t ldy, const 
 }
 
 void cpu_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
+void cpu_qlinear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
+void cpu_qmoe(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx, const float *wt,
+              int rows, int k);
 void cpu_conv(ops *o, float *c, const float *u, const float *w, ops_conv *st, const ops_span *spans, int n_spans);
 void cpu_gdn(ops *o, float *out, const float *c, const float *a, const float *b, const float *neg_a,
              const float *dt_bias, ops_gdn *st, const ops_span *spans, int n_spans);

@@ -75,11 +75,13 @@ typedef struct append_job {
     int n_spans, rows;
 } append_job;
 
-static void put_row(const kern *k, const ops_kv *kv, void *dst, int64_t at, const float *x, int n) {
-    if (kv->type == DT_F32)
+static void put_row(const cpu *c, const ops_kv *kv, void *dst, int64_t at, const float *x, int n) {
+    if (kv->type == DT_F8_E4M3)
+        c->q.fp8_div((uint8_t *)dst + at, x, n, dst == kv->k ? kv->k_scale : kv->v_scale);
+    else if (kv->type == DT_F32)
         memcpy((float *)dst + at, x, (size_t)n * sizeof *x);
     else
-        k->f32_to_bf16((uint16_t *)dst + at, x, n);
+        c->k.f32_to_bf16((uint16_t *)dst + at, x, n);
 }
 
 static void append_part(void *ctx, int thread, int threads) {
@@ -90,8 +92,8 @@ static void append_part(void *ctx, int thread, int threads) {
     for (const ops_span *s = j->spans; s < j->spans + j->n_spans; first += s->rows, s++)
         for (int64_t i = max_i64(0, begin - first); i < min_i64(s->rows, end - first); i++) {
             const int64_t at = ((int64_t)s->slot * j->kv->capacity + s->pos0 + i) * n;
-            put_row(&j->c->k, j->kv, j->kv->k, at, j->k + (s->row0 + i) * n, n);
-            put_row(&j->c->k, j->kv, j->kv->v, at, j->v + (s->row0 + i) * n, n);
+            put_row(j->c, j->kv, j->kv->k, at, j->k + (s->row0 + i) * n, n);
+            put_row(j->c, j->kv, j->kv->v, at, j->v + (s->row0 + i) * n, n);
         }
 }
 
@@ -135,8 +137,20 @@ typedef struct attn_job {
 
 static int tiles_of(int pos) { return pos / OPS_TILE + 1; }
 
+/* FP8 codes of a tile as float32, exactly: the scales are folded elsewhere. Work space behind the tile's result. */
+static void fp8_tile(const attn_job *j, float *out, float *max, float *sum, const float *q, int64_t at, int64_t ld, int n, float *wide) {
+    const ops_kv *kv = j->kv;
+    const int dim = kv->dim;
+    float *k = wide, *v = wide + (int64_t)OPS_TILE * dim;
+    for (int i = 0; i < n; i++) {
+        j->c->q.fp8_decode(k + (int64_t)i * dim, (const uint8_t *)kv->k + at + i * ld, dim, 1.0f);
+        j->c->q.fp8_decode(v + (int64_t)i * dim, (const uint8_t *)kv->v + at + i * ld, dim, 1.0f);
+    }
+    j->c->k.attn_tile_f32(out, max, sum, q, k, v, dim, n, j->group, dim, j->scale);
+}
+
 /* One tile for the query heads of one row: o [group * dim] | max [group] | sum [group] at `out`. */
-static void one_tile(const attn_job *j, const unit *u, int row, int tile, float *out) {
+static void one_tile(const attn_job *j, const unit *u, int row, int tile, float *out, float *wide) {
     const ops_kv *kv = j->kv;
     const int dim = kv->dim, group = j->group, first = tile * OPS_TILE, pos = u->pos + row;
     const int n = pos + 1 - first < OPS_TILE ? pos + 1 - first : OPS_TILE;
@@ -144,7 +158,9 @@ static void one_tile(const attn_job *j, const unit *u, int row, int tile, float 
     const int64_t ld = (int64_t)kv->kv_heads * dim;
     const float *q = j->q + ((int64_t)(u->row + row) * j->heads + (int64_t)u->kv_head * group) * dim;
     float *max = out + group * dim, *sum = max + group;
-    if (kv->type == DT_F32)
+    if (kv->type == DT_F8_E4M3)
+        fp8_tile(j, out, max, sum, q, at, ld, n, wide);
+    else if (kv->type == DT_F32)
         j->c->k.attn_tile_f32(out, max, sum, q, (const float *)kv->k + at, (const float *)kv->v + at, ld, n, group, dim,
                               j->scale);
     else
@@ -166,6 +182,7 @@ static void finish(const attn_job *j, const unit *u, int row, int g) {
     float *y = head_out(j, u, row, g);
     const int dim = j->kv->dim;
     j->c->k.scale_div(y, y, u->ml[(u->rows + row) * j->group + g], dim);
+    for (int d = 0; j->kv->type == DT_F8_E4M3 && d < dim; d++) y[d] = y[d] * j->kv->v_scale;
     if (j->qg) j->c->k.sigmoid_mul(y, y, j->qg + 2 * (y - j->y) + dim, dim);
 }
 
@@ -182,7 +199,7 @@ static void unit_part(const attn_job *j, unit *u, int begin, int end, float *own
         for (int row = 0; row < u->rows; row++) {
             if (t >= tiles_of(u->pos + row)) continue;
             float *tile = begin == 0 ? own : u->stored + ((int64_t)(t - u->split) * u->rows + row) * size;
-            one_tile(j, u, row, t, tile);
+            one_tile(j, u, row, t, tile, own + size);
             for (int g = 0; begin == 0 && g < group; g++) merge(j, u, row, g, tile);
         }
     for (int i = 0; begin == 0 && end == u->tiles && i < u->rows * group; i++) finish(j, u, i / group, i % group);
@@ -289,6 +306,7 @@ void cpu_attention(ops *o, float *y, const float *q, const float *qg, const ops_
     attn_job j = {
         .c = c, .y = y, .q = q, .qg = qg, .kv = kv, .heads = heads, .group = heads / kv->kv_heads, .scale = scale
     };
+    if (kv->type == DT_F8_E4M3) j.scale = scale * kv->k_scale;
     make_units(&j, NULL, spans, n_spans, MAX_BLOCK);
     const double ns = j.cost * OPS_TILE * j.group * kv->dim * 0.05;
     const bool alone = ns < c->dispatch_ns;
@@ -304,6 +322,6 @@ void cpu_attention(ops *o, float *y, const float *q, const float *qg, const ops_
         u->stored = p;
         p += (size_t)(u->tiles - u->split) * (size_t)u->rows * size;
     }
-    cpu_own_need(c, size * sizeof(float));
+    cpu_own_need(c, (size + (kv->type == DT_F8_E4M3 ? 2 * (size_t)OPS_TILE * (size_t)kv->dim : 0)) * sizeof(float));
     cpu_run(c, attn_part, &j, ns);
 }

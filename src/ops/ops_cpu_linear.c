@@ -27,6 +27,10 @@ static void linear_part(void *ctx, int thread, int threads) {
 
 void cpu_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows) {
     cpu *c = o->self;
+    if (w->q.format != LINEAR_PLAIN) {
+        cpu_qlinear(o, y, ldy, x, ldx, w, rows);
+        return;
+    }
     linear_job j = { .c = c, .y = y, .x = x, .ldy = ldy, .ldx = ldx, .w = w, .rows = rows };
     j.by_rows = w->rows < 16 * c->threads && rows >= 8 * c->threads;
     /* Whole register tiles (16 outputs for few rows, 48 for many), as long as every thread gets several. */

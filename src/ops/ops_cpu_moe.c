@@ -182,6 +182,10 @@ void cpu_moe_hidden(ops *o, float *y, float *hidden, const float *x, const exper
                     const float *wt, int rows, int k) {
     cpu *c = o->self;
     if (rows <= 0) return;
+    if (ex->gate_q) {
+        cpu_qmoe(o, y, hidden, x, ex, idx, wt, rows, k);
+        return;
+    }
     moe_job j = { .c = c, .y = y, .hidden_out = hidden, .x = x, .wt = wt, .ex = ex, .rows = rows, .k = k };
     const size_t pairs = (size_t)rows * (size_t)k, groups = pairs < (size_t)ex->count ? pairs : (size_t)ex->count;
     const size_t h_bytes = (pairs * (size_t)ex->inter * sizeof(float) + 63) & ~(size_t)63;

@@ -17,7 +17,7 @@ static void require(bool ok) {
     if (!ok) abort();
 }
 
-static void round_trip(const tokenizer *t, str text, const ids *a) {
+static void round_trip(const tokenizer *t, str text, const id_list *a) {
     buf out = { 0 }, streamed = { 0 }, nfc = { 0 };
     err e = { 0 };
     detok d = { 0 };
@@ -48,7 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     const str text = { (const char *)p, n };
     err e = { 0 };
     if (!t) require(tokenizer_open(&t, "assets/qwen36-tiny", &e) && splitter_open(&s, STR(pattern), false, &e));
-    ids a = { 0 };
+    id_list a = { 0 };
     const bool valid = utf8_valid(text) == n;
     require(tokenizer_encode(t, &a, text, NULL, &e) == valid);
     if (valid) {

@@ -40,7 +40,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     fwrite(p, 1, n, f);
     fclose(f);
     tokenizer *t = NULL;
-    ids a = { 0 };
+    id_list a = { 0 };
     buf out = { 0 };
     err e = { 0 };
     if (tokenizer_open(&t, dir, &e)) {

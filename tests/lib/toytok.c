@@ -84,7 +84,7 @@ bool toytok_open(tokenizer **out, const toytok *s, err *e) {
 
 const char *toytok_ids(const tokenizer *t, str text, const encode_options *o) {
     static char out[4096];
-    ids a = { 0 };
+    id_list a = { 0 };
     err e = { 0 };
     if (!tokenizer_encode(t, &a, text, o, &e)) return e.id;
     size_t n = 0;

@@ -111,7 +111,7 @@ static void equals_definition(void **state) {
                 id[i] = 64 + (int)rnd_below(&r, (uint32_t)letters);
                 word[i] = m->token[id[i]][0];
             }
-            ids a = { 0 };
+            id_list a = { 0 };
             err e = { 0 };
             assert_true(tokenizer_encode(t, &a, (str){ word, (size_t)n }, NULL, &e));
             n = by_definition(m, id, n);
@@ -163,7 +163,7 @@ static void long_words(void **state) {
             }
             spent[i] = 1e9;
             for (int k = 0; k < 3; k++) {
-                ids a = { 0 };
+                id_list a = { 0 };
                 const double t0 = cpu_seconds();
                 assert_true(tokenizer_encode(t, &a, buf_view(&text), NULL, &e));
                 const double t1 = cpu_seconds() - t0;

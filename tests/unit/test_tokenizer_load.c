@@ -122,7 +122,7 @@ static void behaviors(void **state) {
         }
     }
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        ids a = { 0 };
+        id_list a = { 0 };
         buf shown = { 0 };
         err e = { 0 };
         t = opened(&(toytok){ .pre = cases[i].pre, .vocab_more = vocab.p, .model_more = ", \"ignore_merges\": true" });
@@ -281,7 +281,7 @@ static void stripping_is_linear(void **state) {
     (void)state;
     tokenizer *t = opened(&(toytok){ .added = "[" TOKEN(256, " ", ", \"rstrip\": true") "]" });
     buf text = { 0 };
-    ids a = { 0 };
+    id_list a = { 0 };
     err e = { 0 };
     for (int i = 0; i < 300000; i++) buf_byte(&text, ' ');
     const double t0 = cpu_seconds();
