@@ -45,10 +45,11 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < out.n; i++) sum = sum * 31 + (uint64_t)out.v[i];
     const double load_ms = 1e3 * median(load, LOADS), rate = 1e-6 * (double)text.n / median(run, RUNS);
     if (argc > 3 && strcmp(argv[3], "--json") == 0)
-        printf("{\"schema\": \"nibble.bench/1\", \"load_ms\": %.1f, \"encode_mb_s\": %.1f, \"tokens\": %zu, \"checksum\": \"%" PRIu64
-               "\"}\n",
+        printf("{\"schema\": \"nibble.bench/1\", \"load_ms\": %.1f, \"encode_mb_s\": %.1f, \"tokens\": %zu, "
+               "\"checksum\": \"%" PRIu64 "\"}\n",
                load_ms, rate, out.n, sum);
-    else printf("load %.1f ms, encode %.1f MB/s, %zu tokens from %zu bytes\n", load_ms, rate, out.n, text.n);
+    else
+        printf("load %.1f ms, encode %.1f MB/s, %zu tokens from %zu bytes\n", load_ms, rate, out.n, text.n);
     tokenizer_close(t);
     ids_free(&out);
     buf_free(&text);

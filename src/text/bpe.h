@@ -17,9 +17,9 @@ enum { BPE_WORD_MAX = 1 << 30, BPE_INDEX_MAX = (1 << 24) - 2 };
 typedef enum token_kind { TOKEN_ABSENT, TOKEN_PLAIN, TOKEN_ODD } token_kind;
 
 typedef struct bpe_token {
-    uint32_t offset;     /* into bytes */
+    uint32_t offset; /* into bytes */
     uint32_t length : 30;
-    uint32_t kind : 2;   /* token_kind */
+    uint32_t kind : 2; /* token_kind */
 } bpe_token;
 
 typedef struct bpe_result {

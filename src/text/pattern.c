@@ -4,15 +4,16 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "text/pretok.h"
+#include "base/clock.h"
 #include "text/pattern.h"
+#include "text/pretok.h"
 
 /* A match attempt may take this many backtracking steps, and all attempts on one text this much processor time: far
  * above what sane patterns need, so only a hostile one fails. */
 enum {
-    MATCH_STEPS = 20000000,
+    MATCH_STEPS = 5000000,
     HEAP_KIB = 1 << 16,
-    SECONDS_BASE = 10,
+    SECONDS_BASE = 2,
     NANOSECONDS_PER_BYTE = 5000,
     JIT_STACK_MAX = 16 << 20
 };
@@ -150,8 +151,8 @@ typedef struct matcher {
     pcre2_match_data *data;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
-    double deadline;
-    unsigned calls;
+    double deadline; /* processor time */
+    double looked;   /* wall-clock time (cheap to read) of the last look at processor time (not cheap) */
 } matcher;
 
 static bool matcher_open(matcher *x, const splitter *s, str text, err *e) {
@@ -164,6 +165,7 @@ static bool matcher_open(matcher *x, const splitter *s, str text, err *e) {
     CHECK(x->data && x->context, "out of memory");
     pcre2_set_match_limit(x->context, MATCH_STEPS);
     pcre2_set_heap_limit(x->context, HEAP_KIB);
+    x->looked = clock_seconds();
     x->deadline = cpu_seconds() + SECONDS_BASE + 1e-9 * NANOSECONDS_PER_BYTE * (double)text.n;
     return true;
 }
@@ -175,6 +177,13 @@ static void matcher_close(matcher *x) {
     free(x->class);
 }
 
+static bool is_late(matcher *x) {
+    const double now = clock_seconds();
+    if (now - x->looked < 0.05) return false;
+    x->looked = now;
+    return cpu_seconds() > x->deadline;
+}
+
 /* Characters matched at character `at`, or -1. */
 static bool match_here(matcher *x, size_t at, ptrdiff_t *len, err *e) {
     int rc = pcre2_match(x->s->code, x->class, x->n, at, 0, x->data, x->context);
@@ -183,7 +192,7 @@ static bool match_here(matcher *x, size_t at, ptrdiff_t *len, err *e) {
         if (x->stack) pcre2_jit_stack_assign(x->context, NULL, x->stack);
         rc = pcre2_match(x->s->code, x->class, x->n, at, 0, x->data, x->context);
     }
-    const bool late = (++x->calls & 63) == 0 && cpu_seconds() > x->deadline;
+    const bool late = is_late(x);
     if (late || (rc < 0 && rc != PCRE2_ERROR_NOMATCH))
         return fail(e, ERR_INPUT, "E-TOK-PATTERN",
                     "the split pattern of tokenizer.json needs unreasonable %s on this text",

@@ -20,7 +20,7 @@ typedef enum item_kind { ITEM_RANGE, ITEM_GC, ITEM_SPACE, ITEM_WORD } item_kind;
 typedef struct set_item {
     uint8_t kind; /* item_kind */
     bool negative;
-    uint32_t lo, hi; /* RANGE: inclusive; GC: lo is a bit mask of categories */
+    uint32_t lo, hi; /* RANGE: inclusive; GC: lo is a bit mask of categories; WORD: lo is 1 within brackets */
 } set_item;
 
 typedef struct char_set {

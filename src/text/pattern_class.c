@@ -52,10 +52,11 @@ static bool collect_edges(edges *x, const pattern_tree *t) {
     return ok;
 }
 
-/* \w of the split engine: unlike the added-token matcher it has no joiners, but superscripts and fractions of Latin-1. */
-static bool is_split_word(uint32_t c) {
+/* \w of the split engine has no joiners, unlike the added-token matcher's. Outside brackets it also holds the
+ * superscripts and fractions of Latin-1. */
+static bool is_split_word(uint32_t c, bool in_brackets) {
     if (c == 0x200C || c == 0x200D) return false;
-    return c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0xBC && c <= 0xBE) || unicode_is_word(c);
+    return unicode_is_word(c) || (!in_brackets && (c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0xBC && c <= 0xBE)));
 }
 
 static bool holds(const set_item *m, uint32_t code, int category) {
@@ -64,7 +65,7 @@ static bool holds(const set_item *m, uint32_t code, int category) {
     case ITEM_RANGE: in = code >= m->lo && code <= m->hi; break;
     case ITEM_GC: in = m->lo >> category & 1; break;
     case ITEM_SPACE: in = unicode_is_space(code); break;
-    case ITEM_WORD: in = is_split_word(code); break;
+    case ITEM_WORD: in = is_split_word(code, m->lo == 1); break;
     }
     return in != m->negative;
 }

@@ -197,7 +197,12 @@ static uint32_t take_code(parser *q) {
 static bool member(parser *q, uint32_t *code) {
     if (looking_at(q, "&&")) return no(q, "set intersection && is not supported") >= 0;
     if (peek(q) == '[') return no(q, "sets within sets are not supported") >= 0;
-    if (eat(q, "\\")) return escape(q, code);
+    if (eat(q, "\\")) {
+        const int item = q->t->items;
+        if (!escape(q, code)) return false;
+        if (*code == UINT32_MAX && q->t->item[item].kind == ITEM_WORD) q->t->item[item].lo = 1;
+        return true;
+    }
     *code = take_code(q);
     return true;
 }

@@ -144,6 +144,7 @@ bool added_split(const token_trie *t, const added_token *v, str text, const adde
             if (a->special && sink->no_special) continue;
             if (a->single_word && !is_alone(text, start, to)) continue;
             if (a->lstrip) from = spaces_before(text, start, done < start ? done : start);
+            if (a->lstrip && from < done) from = done;
             if (a->rstrip) {
                 if (to < spaces_from || to > spaces_to) {
                     spaces_from = to;
@@ -151,6 +152,7 @@ bool added_split(const token_trie *t, const added_token *v, str text, const adde
                 }
                 to = spaces_to;
             }
+            if (from >= to) continue; /* the token before has taken all of it */
             if (done < from && !sink->text(sink->ctx, (str){ text.p + done, from - done }, e)) return false;
             sink->token(sink->ctx, a->id);
             done = to;

@@ -51,8 +51,9 @@ bool unicode_is_space(uint32_t code); /* White_Space */
 
 /* ---- NFC ---- */
 
-/* Append the NFC form of s (valid UTF-8) and return true; or return false and leave `out` alone when s is in NFC
- * already. Linear time. Characters that HF's normalizer does not know yet stay as they are and bound what composes. */
+/* Append the NFC form of s (valid UTF-8) and return true; or return false and leave `out` alone when a quick check
+ * shows that s is in NFC already. Linear time. Characters that HF's normalizer does not know yet stay as they are and
+ * bound what composes. */
 bool unicode_nfc_append(buf *out, str s);
 
 #endif
