@@ -19,7 +19,7 @@ enum { MERGES = 120, TOKEN_MAX = 24 };
 /* A random vocabulary over a few letters: token k is the text of id k; merge k joins two earlier tokens. */
 typedef struct made {
     char token[256 + MERGES][TOKEN_MAX];
-    int left[MERGES], right[MERGES], result[MERGES]; /* ids */
+    int left[MERGES], right[MERGES], result[MERGES]; /* id_list */
     int merges, tokens;
 } made;
 
