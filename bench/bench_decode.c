@@ -37,8 +37,20 @@ static void add_mat(reader *r, const wmat *m) {
 }
 
 static void add_layer(reader *r, const wlayer *l, int topk, int salt) {
-    const wmat *all[] = { &l->in_qkv, &l->in_z, &l->in_b, &l->in_a, &l->gdn_out, &l->q, &l->k, &l->v, &l->o, &l->ffn.router,
-                          &l->ffn.shared_gate_in, &l->ffn.gate, &l->ffn.up, &l->ffn.down };
+    const wmat *all[] = { &l->in_qkv,
+                          &l->in_z,
+                          &l->in_b,
+                          &l->in_a,
+                          &l->gdn_out,
+                          &l->q,
+                          &l->k,
+                          &l->v,
+                          &l->o,
+                          &l->ffn.router,
+                          &l->ffn.shared_gate_in,
+                          &l->ffn.gate,
+                          &l->ffn.up,
+                          &l->ffn.down };
     for (size_t i = 0; i < ARRAY_LEN(all); i++) add_mat(r, all[i]);
     const wexperts *x = &l->ffn.experts;
     const size_t bytes = (size_t)x->inter * (size_t)x->hidden * (size_t)dtype_bytes(x->type);
@@ -139,14 +151,18 @@ static bool one_run(series *s, engine *g, pool *p, reader *r, int tokens, int sa
 static void report(series *s, const engine *g, bool as_json) {
     struct rusage ru;
     getrusage(RUSAGE_SELF, &ru);
-    const double share = median(s->share, s->n), rate = median(s->rate, s->n), read = median(s->read_gb, s->n), spec = median(s->spec, s->n);
-    printf(as_json ? "{\"schema\":\"nibble.bench.decode/1\",\"cpu\":\"%s\",\"isa\":\"%s\",\"threads\":%d,\"gb_per_token\":%.4f,"
-                  "\"read_gb_s\":%.2f,\"tokens_s\":%.2f,\"share\":%.3f,\"share_min\":%.3f,\"share_max\":%.3f,"
-                  "\"spec2_tokens_s\":%.2f,\"accept_length\":%.3f,\"peak_rss_gb\":%.3f,\"tensors_gb\":%.3f}\n"
-                : "%s, %s, %d threads: %.4f GB per token, streaming read %.2f GB/s\n  decode %.2f tokens/s = %.3f of the read "
-                  "rate (%.3f..%.3f)\n  with 2 drafts %.2f tokens/s, accept length %.3f\n  peak RSS %.3f GB, tensors %.3f GB\n",
-           kern_cpu_name(), g->o->isa, g->o->threads, s->gb_per_token, read, rate, share, s->share[0], s->share[s->n - 1], spec,
-           s->accept, (double)ru.ru_maxrss / 1e6, (double)g->files.tensor_bytes / 1e9);
+    const double share = median(s->share, s->n), rate = median(s->rate, s->n), read = median(s->read_gb, s->n),
+                 spec = median(s->spec, s->n);
+    printf(as_json ? "{\"schema\":\"nibble.bench.decode/"
+                     "1\",\"cpu\":\"%s\",\"isa\":\"%s\",\"threads\":%d,\"gb_per_token\":%.4f,"
+                     "\"read_gb_s\":%.2f,\"tokens_s\":%.2f,\"share\":%.3f,\"share_min\":%.3f,\"share_max\":%.3f,"
+                     "\"spec2_tokens_s\":%.2f,\"accept_length\":%.3f,\"peak_rss_gb\":%.3f,\"tensors_gb\":%.3f}\n"
+                   : "%s, %s, %d threads: %.4f GB per token, streaming read %.2f GB/s\n  decode %.2f tokens/s = %.3f "
+                     "of the read "
+                     "rate (%.3f..%.3f)\n  with 2 drafts %.2f tokens/s, accept length %.3f\n  peak RSS %.3f GB, "
+                     "tensors %.3f GB\n",
+           kern_cpu_name(), g->o->isa, g->o->threads, s->gb_per_token, read, rate, share, s->share[0],
+           s->share[s->n - 1], spec, s->accept, (double)ru.ru_maxrss / 1e6, (double)g->files.tensor_bytes / 1e9);
 }
 
 int main(int argc, char **argv) {
@@ -160,7 +176,11 @@ int main(int argc, char **argv) {
         { .type = ARG_STR, .name = "isa", .dst = &isa, .help = "cap" },
         { .type = ARG_FLAG, .name = "json", .dst = &as_json, .help = "one JSON object" },
     };
-    const arg_spec spec = { .usage = "bench_decode [options] MODEL_DIR", .opts = opts, .count = ARRAY_LEN(opts), .min_positional = 1, .max_positional = 1 };
+    const arg_spec spec = { .usage = "bench_decode [options] MODEL_DIR",
+                            .opts = opts,
+                            .count = ARRAY_LEN(opts),
+                            .min_positional = 1,
+                            .max_positional = 1 };
     arg_strings pos = { 0 };
     err e = { 0 };
     engine *g = NULL;
@@ -169,7 +189,8 @@ int main(int argc, char **argv) {
     static series s;
     engine_options o = { .kv = KV_CACHE_AUTO, .ctx = 4096, .ops = { .isa = ISA_COUNT } };
     bool ok = args_parse(&spec, argc, argv, &pos, &help, &e);
-    if (ok && help) return puts("usage: bench_decode [--threads N] [--tokens N] [--runs N] [--isa NAME] [--json] MODEL_DIR"), 0;
+    if (ok && help)
+        return puts("usage: bench_decode [--threads N] [--tokens N] [--runs N] [--isa NAME] [--json] MODEL_DIR"), 0;
     o.ops.threads = threads;
     if (isa && !kern_isa_parse(&o.ops.isa, isa)) o.ops.isa = ISA_COUNT;
     ok = ok && engine_open(&g, pos.v[0], &o, &e) && pool_new(&p, g->o->threads, &e);

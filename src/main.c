@@ -23,15 +23,16 @@ static void help(FILE *to) {
     fputs("nibble - Qwen3.5/3.6 models, exactly and fast\n\nusage: nibble COMMAND [options] [MODEL_DIR]\n\n", to);
     for (size_t i = 0; i < ARRAY_LEN(commands); i++) fprintf(to, "  %-12s %s\n", commands[i].name, commands[i].about);
     fputs("\nWithout MODEL_DIR the embedded model (qwen36-tiny) is used. `nibble COMMAND --help` says more.\n"
-          "\nexamples:\n  nibble run -p \"Tell me a short story.\"\n  nibble chat\n  nibble inspect --json\n", to);
+          "\nexamples:\n  nibble run -p \"Tell me a short story.\"\n  nibble chat\n  nibble inspect --json\n",
+          to);
 }
 
 static int usage_error(const char *word, err *e) {
     const char *names[ARRAY_LEN(commands)];
     for (size_t i = 0; i < ARRAY_LEN(commands); i++) names[i] = commands[i].name;
     const char *near = args_nearest(word, names, (int)ARRAY_LEN(commands));
-    fail(e, ERR_USAGE, "E-USAGE", "%s: no such command%s%s%s (nibble --help lists them)", word, near ? "; did you mean `" : "",
-         near ? near : "", near ? "`?" : "");
+    fail(e, ERR_USAGE, "E-USAGE", "%s: no such command%s%s%s (nibble --help lists them)", word,
+         near ? "; did you mean `" : "", near ? near : "", near ? "`?" : "");
     return 2;
 }
 
@@ -41,7 +42,8 @@ static int dispatch(int argc, char **argv, err *e) {
         return 2;
     }
     if (strcmp(argv[1], "--version") == 0) return printf("nibble %s (%s)\n", NIBBLE_VERSION, NIBBLE_COMMIT), 0;
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) return help(stdout), 0;
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0)
+        return help(stdout), 0;
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
         if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 1, argv + 1, e);
     return usage_error(argv[1], e);
@@ -53,7 +55,8 @@ int main(int argc, char **argv) {
     if (e.kind != ERR_NONE) fprintf(stderr, "nibble: %s: %s\n", e.id, e.msg);
     /* A result that did not reach its file or pipe is not a result. */
     if (fflush(stdout) != 0 && e.kind == ERR_NONE) {
-        fprintf(stderr, "nibble: E-CMD-STDOUT: standard output: the result could not be written (full disk or closed pipe?)\n");
+        fprintf(stderr,
+                "nibble: E-CMD-STDOUT: standard output: the result could not be written (full disk or closed pipe?)\n");
         return 4;
     }
     return e.kind != ERR_NONE ? err_exit_code(e.kind) : code;

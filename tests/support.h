@@ -21,9 +21,9 @@
 #define ORACLE "tests/oracle/qwen36-tiny/"
 
 /* Fail the test with the error's own words. */
-#define OK(call)                                                                   \
-    do {                                                                           \
-        if (!(call)) fail_msg("%s: %s", e.id ? e.id : "no id", e.msg);             \
+#define OK(call)                                                       \
+    do {                                                               \
+        if (!(call)) fail_msg("%s: %s", e.id ? e.id : "no id", e.msg); \
     } while (0)
 
 static inline engine *open_tiny(engine_options opt) {

@@ -22,7 +22,7 @@ void *arena_take(arena *a, size_t count, size_t size);
 void *arena_zero(arena *a, size_t count, size_t size);
 /* Copy of n bytes with a NUL behind them, or NULL. */
 char *arena_copy(arena *a, const void *p, size_t n);
-str arena_str(arena *a, str s);   /* .p is NULL on failure */
-void arena_free(arena *a);        /* everything; the arena is empty and usable again */
+str arena_str(arena *a, str s); /* .p is NULL on failure */
+void arena_free(arena *a);      /* everything; the arena is empty and usable again */
 
 #endif

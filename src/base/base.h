@@ -16,14 +16,12 @@
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 /* Abort with file, line and message when `cond` is false. */
-#define CHECK(cond, ...)                                        \
-    do {                                                        \
-        if (UNLIKELY(!(cond)))                                  \
-            check_failed(__FILE__, __LINE__, #cond, __VA_ARGS__); \
+#define CHECK(cond, ...)                                                             \
+    do {                                                                             \
+        if (UNLIKELY(!(cond))) check_failed(__FILE__, __LINE__, #cond, __VA_ARGS__); \
     } while (0)
 
-_Noreturn void check_failed(const char *file, int line, const char *cond, const char *fmt, ...)
-    PRINTF_LIKE(4, 5);
+_Noreturn void check_failed(const char *file, int line, const char *cond, const char *fmt, ...) PRINTF_LIKE(4, 5);
 
 /* malloc family that aborts on exhaustion: for small host-side structures whose size does not come
  * from outside. Sizes that come from a file or a request use plain malloc and return an err. */

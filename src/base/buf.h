@@ -21,9 +21,15 @@ void buf_puts(buf *b, const char *s);
 void buf_printf(buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void buf_vprintf(buf *b, const char *fmt, va_list ap);
 static inline void buf_str(buf *b, str s) { buf_add(b, s.p, s.n); }
-static inline void buf_clear(buf *b) { b->n = 0; if (b->p) b->p[0] = 0; }
+static inline void buf_clear(buf *b) {
+    b->n = 0;
+    if (b->p) b->p[0] = 0;
+}
 /* Shorten to n <= b->n bytes. */
-static inline void buf_truncate(buf *b, size_t n) { b->n = n; if (b->p) b->p[n] = 0; }
+static inline void buf_truncate(buf *b, size_t n) {
+    b->n = n;
+    if (b->p) b->p[n] = 0;
+}
 static inline str buf_view(const buf *b) { return (str){ b->p ? b->p : "", b->n }; }
 void buf_free(buf *b);
 

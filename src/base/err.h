@@ -10,11 +10,11 @@
 
 typedef enum err_kind {
     ERR_NONE,
-    ERR_NEGATIVE,    /* a verdict: exit 1 */
-    ERR_USAGE,       /* exit 2 */
-    ERR_INPUT,       /* a bad file, model, prompt or request: exit 3, HTTP 400 */
-    ERR_MACHINE,     /* memory, disk, device, port: exit 4, HTTP 503 */
-    ERR_INTERRUPTED  /* exit 130 */
+    ERR_NEGATIVE,   /* a verdict: exit 1 */
+    ERR_USAGE,      /* exit 2 */
+    ERR_INPUT,      /* a bad file, model, prompt or request: exit 3, HTTP 400 */
+    ERR_MACHINE,    /* memory, disk, device, port: exit 4, HTTP 503 */
+    ERR_INTERRUPTED /* exit 130 */
 } err_kind;
 
 typedef struct err {

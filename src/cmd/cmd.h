@@ -7,7 +7,6 @@
 #include "base/err.h"
 #include "engine/engine.h"
 
-
 /* argv[0] is the command's name. Returns the exit code when it ran (0, 1 or 130); on failure fills e. */
 typedef int cmd_fn(int argc, char **argv, err *e);
 

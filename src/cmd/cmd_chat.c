@@ -14,7 +14,7 @@ typedef struct chat {
     cmd_sampling opt;
     sampler_params sampling;
     int depth;
-    buf messages;   /* JSON objects, comma-separated */
+    buf messages; /* JSON objects, comma-separated */
     bool tty;
     reply r;
 } chat;
@@ -56,7 +56,8 @@ static bool prompt_ids(chat *c, id_list *out, bool *thinks, err *e) {
     buf_printf(&request, "{\"messages\":[%s]", c->messages.p);
     if (c->opt.think) buf_printf(&request, ",\"enable_thinking\":%s", c->opt.think == 1 ? "true" : "false");
     buf_byte(&request, '}');
-    const bool ok = json_parse(&v, &mem, buf_view(&request), "conversation", NULL, e) && template_render(c->g->tmpl, &text, v, e) &&
+    const bool ok = json_parse(&v, &mem, buf_view(&request), "conversation", NULL, e) &&
+                    template_render(c->g->tmpl, &text, v, e) &&
                     tokenizer_encode(c->g->tok, out, buf_view(&text), NULL, e);
     *thinks = ok && split_prompt_thinks(buf_view(&text));
     buf_free(&text);
@@ -77,9 +78,14 @@ static bool turn(chat *c, const char *line, err *e) {
         reply_init(&c->r, c->g->tok, thinks, NULL, NULL, 0);
         c->r.on_piece = show_piece;
         c->r.ctx = c;
-        const gen_options gen = { .max_tokens = c->opt.max_tokens, .depth = c->depth, .sampling = c->sampling,
-                                  .stop_ids = c->g->config.stop_ids, .n_stop_ids = c->g->config.stop_count,
-                                  .on_token = on_token, .ctx = c, .cancel = cmd_interrupt() };
+        const gen_options gen = { .max_tokens = c->opt.max_tokens,
+                                  .depth = c->depth,
+                                  .sampling = c->sampling,
+                                  .stop_ids = c->g->config.stop_ids,
+                                  .n_stop_ids = c->g->config.stop_count,
+                                  .on_token = on_token,
+                                  .ctx = c,
+                                  .cancel = cmd_interrupt() };
         ok = session_generate(&c->s, &gen, &r, e);
         reply_end(&c->r);
         if (ok) add_message(c, "assistant", buf_view(&c->r.text), buf_view(&c->r.thought));
@@ -88,7 +94,8 @@ static bool turn(chat *c, const char *line, err *e) {
     if (ok) {
         printf("\n");
         if (r.finish == GEN_CANCEL) fprintf(stderr, "(stopped)\n");
-        if (r.finish == GEN_CONTEXT) fprintf(stderr, "(the context of %d tokens is full: /reset starts anew)\n", c->g->st.capacity);
+        if (r.finish == GEN_CONTEXT)
+            fprintf(stderr, "(the context of %d tokens is full: /reset starts anew)\n", c->g->st.capacity);
         if (!cmd_common()->quiet)
             fprintf(stderr, "(%d + %d tokens, %.1f/s, accept length %.2f)\n", r.prompt_tokens, r.output_tokens,
                     r.decode_seconds > 0 ? (r.output_tokens - 1) / r.decode_seconds : 0.0, gen_accept_length(&r));
@@ -111,7 +118,8 @@ static char *read_line(const chat *c) {
 
 static void commands(void) {
     puts("/reset        forget the conversation\n/system TEXT  set the system message and start anew\n"
-         "/think        think first     /no-think  answer at once\n/help         this list\n/quit         leave (or Ctrl-D)");
+         "/think        think first     /no-think  answer at once\n/help         this list\n/quit         leave (or "
+         "Ctrl-D)");
 }
 
 /* True when the line was a command; *quit on /quit. */
@@ -147,7 +155,8 @@ static int talk(chat *c, err *e) {
             if (c->tty) add_history(line);
             err mine = { 0 };
             if (!turn(c, line, &mine)) {
-                if (!c->tty || mine.kind == ERR_MACHINE) { /* a script wants the failure; a broken machine ends a chat */
+                if (!c->tty ||
+                    mine.kind == ERR_MACHINE) { /* a script wants the failure; a broken machine ends a chat */
                     *e = mine;
                     free(line);
                     return 0;
@@ -164,11 +173,15 @@ int cmd_chat(int argc, char **argv, err *e) {
     chat c = { .tty = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO) };
     arg_opt opts[CMD_SAMPLING_OPTIONS];
     cmd_sampling_options(opts, &c.opt);
-    const arg_spec spec = { .usage = "chat [options] [MODEL_DIR]",
-                            .about = "Talk to a model. Ctrl-C stops the answer, not the program; lines are read from standard "
-                                     "input when it is no terminal.",
-                            .opts = opts, .count = CMD_SAMPLING_OPTIONS - 1, .max_positional = 1,
-                            .examples = "  nibble chat\n  nibble chat Qwen3.6-35B-A3B --no-think --system \"Answer briefly.\"\n" };
+    const arg_spec spec = {
+        .usage = "chat [options] [MODEL_DIR]",
+        .about = "Talk to a model. Ctrl-C stops the answer, not the program; lines are read from standard "
+                 "input when it is no terminal.",
+        .opts = opts,
+        .count = CMD_SAMPLING_OPTIONS - 1,
+        .max_positional = 1,
+        .examples = "  nibble chat\n  nibble chat Qwen3.6-35B-A3B --no-think --system \"Answer briefly.\"\n"
+    };
     arg_strings pos = { 0 };
     bool done;
     const char *dir;

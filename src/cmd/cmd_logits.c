@@ -44,7 +44,8 @@ static bool read_sequences(sequences *s, const char *path, err *e) {
     bool ok = json_parse_file(&v, &mem, path, NULL, e);
     if (ok && json_is(v, JSON_OBJECT)) v = json_get(v, "sequences");
     if (ok && (!json_is(v, JSON_ARRAY) || v->n == 0))
-        ok = fail(e, ERR_INPUT, "E-CMD-IDS", "%s: expected a list of token ids, a list of lists, or an object with `sequences`", path);
+        ok = fail(e, ERR_INPUT, "E-CMD-IDS",
+                  "%s: expected a list of token ids, a list of lists, or an object with `sequences`", path);
     if (ok && v->u.items[0].type != JSON_ARRAY) {
         ok = add_sequence(s, v, path, e);
     } else {
@@ -119,7 +120,8 @@ static bool one_sequence(st_writer *w, const options *o, engine *g, const id_lis
     bool ok = true;
     for (int k = 0; ok && o->hidden && k < g->config.layers; k++)
         ok = write_hidden(w, r.hidden + (int64_t)k * n * h, skip, rows, h, e);
-    ok = ok && (!o->hidden || write_hidden(w, r.final_norm, skip, rows, h, e)) && write_logits(w, g, r.final_norm, skip, rows, e);
+    ok = ok && (!o->hidden || write_hidden(w, r.final_norm, skip, rows, h, e)) &&
+         write_logits(w, g, r.final_norm, skip, rows, e);
     if (ok && o->mtp)
         ok = write_hidden(w, r.mtp1, skip, rows, h, e) && write_logits(w, g, r.mtp1, skip, rows, e) &&
              write_logits(w, g, r.mtp2, skip, rows, e);
@@ -134,8 +136,12 @@ static bool run(const options *o, const char *dir, err *e) {
     plan p = { 0 };
     const double t0 = clock_seconds();
     bool ok = read_sequences(&s, o->ids, e);
-    const engine_options eo = { .ops = cmd_ops_options(), .ctx = o->ctx ? o->ctx : s.longest, .slots = o->mtp ? 2 : 1,
-                                .kv = (kv_mode)o->kv, .act = (act_mode)o->act, .no_text = true };
+    const engine_options eo = { .ops = cmd_ops_options(),
+                                .ctx = o->ctx ? o->ctx : s.longest,
+                                .slots = o->mtp ? 2 : 1,
+                                .kv = (kv_mode)o->kv,
+                                .act = (act_mode)o->act,
+                                .no_text = true };
     ok = ok && engine_open(&g, dir, &eo, e);
     if (ok && o->mtp && !g->n.has_mtp)
         ok = fail(e, ERR_INPUT, "E-LOAD-NO-HEAD", "%s: --mtp asked for, but the checkpoint has no draft head", dir);
@@ -149,10 +155,12 @@ static bool run(const options *o, const char *dir, err *e) {
             st_writer_abort(&w);
     }
     if (ok && cmd_common()->json)
-        printf("{\"schema\":\"nibble.logits/1\",\"sequences\":%d,\"tensors\":%d,\"kv\":\"%s\",\"act\":\"%s\",\"seconds\":%.3f}\n",
+        printf("{\"schema\":\"nibble.logits/"
+               "1\",\"sequences\":%d,\"tensors\":%d,\"kv\":\"%s\",\"act\":\"%s\",\"seconds\":%.3f}\n",
                s.n, p.n, dtype_name(g->kv_type), act_choices[o->act], clock_seconds() - t0);
     else if (ok && !cmd_common()->quiet)
-        fprintf(stderr, "%d sequences, %d tensors -> %s (KV %s, act %s)\n", s.n, p.n, o->out, dtype_name(g->kv_type), act_choices[o->act]);
+        fprintf(stderr, "%d sequences, %d tensors -> %s (KV %s, act %s)\n", s.n, p.n, o->out, dtype_name(g->kv_type),
+                act_choices[o->act]);
     free(p.t);
     free(p.names);
     engine_close(g);
@@ -166,20 +174,60 @@ int cmd_logits(int argc, char **argv, err *e) {
     options o = { 0 };
     const arg_opt opts[] = {
         { .type = ARG_GROUP, .help = "Logits" },
-        { .type = ARG_STR, .name = "ids", .meta = "FILE", .dst = &o.ids, .help = "JSON: a list of token ids, a list of lists, or an object with `sequences`" },
-        { .type = ARG_STR, .name = "output", .key = 'o', .meta = "FILE", .dst = &o.out, .help = "safetensors to write: \"<i>.logits\" [T, V] and what else is asked for" },
-        { .type = ARG_FLAG, .name = "hidden", .dst = &o.hidden, .help = "also \"<i>.hidden.<k>\" (input of layer k) and \"<i>.final_norm\"" },
-        { .type = ARG_FLAG, .name = "mtp", .dst = &o.mtp, .help = "also the draft head, teacher-forced: mtp1.hidden, mtp1.logits, mtp2.logits" },
-        { .type = ARG_INT, .name = "last", .meta = "N", .dst = &o.last, .lo = 1, .hi = INT32_MAX, .none = "all", .help = "keep the last N positions" },
-        { .type = ARG_ENUM, .name = "act", .dst = &o.act, .choices = act_choices, .help = "activations of quantized linears" },
-        { .type = ARG_ENUM, .name = "kv", .dst = &o.kv, .choices = kv_choices, .help = "KV cache type; auto is f32 for BF16 models" },
-        { .type = ARG_INT, .name = "ctx", .meta = "N", .dst = &o.ctx, .lo = 1, .hi = 1 << 30, .none = "as long as needed", .help = "context size in tokens" },
+        { .type = ARG_STR,
+          .name = "ids",
+          .meta = "FILE",
+          .dst = &o.ids,
+          .help = "JSON: a list of token ids, a list of lists, or an object with `sequences`" },
+        { .type = ARG_STR,
+          .name = "output",
+          .key = 'o',
+          .meta = "FILE",
+          .dst = &o.out,
+          .help = "safetensors to write: \"<i>.logits\" [T, V] and what else is asked for" },
+        { .type = ARG_FLAG,
+          .name = "hidden",
+          .dst = &o.hidden,
+          .help = "also \"<i>.hidden.<k>\" (input of layer k) and \"<i>.final_norm\"" },
+        { .type = ARG_FLAG,
+          .name = "mtp",
+          .dst = &o.mtp,
+          .help = "also the draft head, teacher-forced: mtp1.hidden, mtp1.logits, mtp2.logits" },
+        { .type = ARG_INT,
+          .name = "last",
+          .meta = "N",
+          .dst = &o.last,
+          .lo = 1,
+          .hi = INT32_MAX,
+          .none = "all",
+          .help = "keep the last N positions" },
+        { .type = ARG_ENUM,
+          .name = "act",
+          .dst = &o.act,
+          .choices = act_choices,
+          .help = "activations of quantized linears" },
+        { .type = ARG_ENUM,
+          .name = "kv",
+          .dst = &o.kv,
+          .choices = kv_choices,
+          .help = "KV cache type; auto is f32 for BF16 models" },
+        { .type = ARG_INT,
+          .name = "ctx",
+          .meta = "N",
+          .dst = &o.ctx,
+          .lo = 1,
+          .hi = 1 << 30,
+          .none = "as long as needed",
+          .help = "context size in tokens" },
     };
     const arg_spec spec = { .usage = "logits [options] [MODEL_DIR] --ids FILE -o OUT.safetensors",
                             .about = "Teacher-forced logits and hidden states in float32. Needs no tokenizer files.",
-                            .opts = opts, .count = ARRAY_LEN(opts), .max_positional = 1,
-                            .examples = "  nibble logits --ids ids.json -o logits.safetensors\n"
-                                        "  nibble logits MODEL --ids ids.json -o all.safetensors --hidden --mtp --last 64\n" };
+                            .opts = opts,
+                            .count = ARRAY_LEN(opts),
+                            .max_positional = 1,
+                            .examples =
+                                "  nibble logits --ids ids.json -o logits.safetensors\n"
+                                "  nibble logits MODEL --ids ids.json -o all.safetensors --hidden --mtp --last 64\n" };
     arg_strings pos = { 0 };
     bool done;
     const char *dir;

@@ -21,9 +21,9 @@ typedef struct options {
 typedef struct live {
     engine *g;
     reply r;
-    bool text;          /* a tokenizer is there */
-    bool show;          /* stream to the terminal as it comes */
-    bool tty;           /* dim the thought */
+    bool text; /* a tokenizer is there */
+    bool show; /* stream to the terminal as it comes */
+    bool tty;  /* dim the thought */
     id_list out;
     buf rounds, logprobs;
     int n_logprobs;
@@ -94,7 +94,8 @@ static void request_of(buf *b, const options *o) {
 static bool read_ids(id_list *out, arena *mem, const char *arg, err *e) {
     const json *v;
     const bool literal = arg[0] == '[';
-    if (!(literal ? json_parse(&v, mem, str_of(arg), "--ids", NULL, e) : json_parse_file(&v, mem, arg, NULL, e))) return false;
+    if (!(literal ? json_parse(&v, mem, str_of(arg), "--ids", NULL, e) : json_parse_file(&v, mem, arg, NULL, e)))
+        return false;
     if (!json_is(v, JSON_ARRAY)) return fail(e, ERR_INPUT, "E-CMD-IDS", "--ids: not a JSON list of token ids");
     for (uint32_t i = 0; i < v->n; i++) {
         const json *x = &v->u.items[i];
@@ -106,7 +107,8 @@ static bool read_ids(id_list *out, arena *mem, const char *arg, err *e) {
 }
 
 /* The request as a tree (NULL for --raw and --ids) and the prompt's token ids; *thinks: it ends inside a thought. */
-static bool make_prompt(const options *o, engine *g, arena *mem, const json **request, id_list *prompt, bool *thinks, err *e) {
+static bool make_prompt(const options *o, engine *g, arena *mem, const json **request, id_list *prompt, bool *thinks,
+                        err *e) {
     *request = NULL;
     *thinks = false;
     if (o->ids) return read_ids(prompt, mem, o->ids, e);
@@ -137,8 +139,8 @@ static void write_ids(buf *b, const char *key, const id_list *v) {
 }
 
 static void write_speculative(buf *b, const gen_result *r, int depth) {
-    buf_printf(b, "\"speculative\":{\"rounds\":%lld,\"drafted\":%lld,\"accepted\":%lld,\"accept_length\":", (long long)r->rounds,
-               (long long)r->drafted, (long long)r->accepted);
+    buf_printf(b, "\"speculative\":{\"rounds\":%lld,\"drafted\":%lld,\"accepted\":%lld,\"accept_length\":",
+               (long long)r->rounds, (long long)r->drafted, (long long)r->accepted);
     json_write_double(b, gen_accept_length(r));
     buf_puts(b, ",\"per_position\":[");
     for (int i = 0; i < depth; i++) {
@@ -150,8 +152,8 @@ static void write_speculative(buf *b, const gen_result *r, int depth) {
 
 static double rate(int n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
-static void report_json(const options *o, const live *l, const id_list *prompt, const gen_result *r, const sampler_params *p,
-                        int depth, double load_seconds) {
+static void report_json(const options *o, const live *l, const id_list *prompt, const gen_result *r,
+                        const sampler_params *p, int depth, double load_seconds) {
     buf b = { 0 };
     const int decoded = r->output_tokens > 1 ? r->output_tokens - 1 : 0;
     buf_puts(&b, "{\"schema\":\"nibble.run/1\",");
@@ -161,19 +163,24 @@ static void report_json(const options *o, const live *l, const id_list *prompt, 
     json_write_str(&b, buf_view(&l->r.text));
     buf_puts(&b, ",\"reasoning\":");
     json_write_str(&b, buf_view(&l->r.thought));
-    buf_printf(&b, ",\"tool_calls\":[" STR_FMT "],\"finish_reason\":\"%s\",", (int)l->r.calls.n, l->r.calls.n ? l->r.calls.p : "",
+    buf_printf(&b, ",\"tool_calls\":[" STR_FMT "],\"finish_reason\":\"%s\",", (int)l->r.calls.n,
+               l->r.calls.n ? l->r.calls.p : "",
                l->r.n_calls && r->finish == GEN_STOP ? "tool_calls" : gen_finish_name(r->finish));
     buf_printf(&b, "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d},", r->prompt_tokens,
                r->output_tokens, r->prompt_tokens + r->output_tokens);
-    buf_printf(&b, "\"timings\":{\"load_ms\":%.3f,\"prompt_ms\":%.3f,\"decode_ms\":%.3f,\"prompt_per_second\":%.3f,"
-               "\"decode_per_second\":%.3f},", load_seconds * 1e3, r->prompt_seconds * 1e3, r->decode_seconds * 1e3,
+    buf_printf(&b,
+               "\"timings\":{\"load_ms\":%.3f,\"prompt_ms\":%.3f,\"decode_ms\":%.3f,\"prompt_per_second\":%.3f,"
+               "\"decode_per_second\":%.3f},",
+               load_seconds * 1e3, r->prompt_seconds * 1e3, r->decode_seconds * 1e3,
                rate(r->prompt_tokens, r->prompt_seconds), rate(decoded, r->decode_seconds));
     write_speculative(&b, r, depth);
-    if (o->logprobs) buf_printf(&b, ",\"logprobs\":[" STR_FMT "]", (int)l->logprobs.n, l->logprobs.n ? l->logprobs.p : "");
+    if (o->logprobs)
+        buf_printf(&b, ",\"logprobs\":[" STR_FMT "]", (int)l->logprobs.n, l->logprobs.n ? l->logprobs.p : "");
     if (o->trace_rounds) buf_printf(&b, ",\"rounds\":[" STR_FMT "]", (int)l->rounds.n, l->rounds.n ? l->rounds.p : "");
-    buf_printf(&b, ",\"sampling\":{\"temperature\":%g,\"top_k\":%d,\"top_p\":%g,\"min_p\":%g,\"seed\":%llu}", p->temperature,
-               p->top_k, p->top_p, p->min_p, (unsigned long long)p->seed);
-    buf_printf(&b, ",\"device\":\"%s\",\"isa\":\"%s\",\"threads\":%d}\n", l->g->o->device, l->g->o->isa, l->g->o->threads);
+    buf_printf(&b, ",\"sampling\":{\"temperature\":%g,\"top_k\":%d,\"top_p\":%g,\"min_p\":%g,\"seed\":%llu}",
+               p->temperature, p->top_k, p->top_p, p->min_p, (unsigned long long)p->seed);
+    buf_printf(&b, ",\"device\":\"%s\",\"isa\":\"%s\",\"threads\":%d}\n", l->g->o->device, l->g->o->isa,
+               l->g->o->threads);
     fwrite(b.p, 1, b.n, stdout);
     buf_free(&b);
 }
@@ -181,20 +188,23 @@ static void report_json(const options *o, const live *l, const id_list *prompt, 
 static void report_stats(const live *l, const gen_result *r, const sampler_params *p, double load_seconds) {
     const int decoded = r->output_tokens > 1 ? r->output_tokens - 1 : 0;
     fprintf(stderr, "%s%d prompt tokens at %.1f/s, %d output tokens at %.1f/s, load %.0f ms, first token after %.0f ms",
-            "\n", r->prompt_tokens, rate(r->prompt_tokens, r->prompt_seconds), r->output_tokens, rate(decoded, r->decode_seconds),
-            load_seconds * 1e3, (load_seconds + r->prompt_seconds) * 1e3);
+            "\n", r->prompt_tokens, rate(r->prompt_tokens, r->prompt_seconds), r->output_tokens,
+            rate(decoded, r->decode_seconds), load_seconds * 1e3, (load_seconds + r->prompt_seconds) * 1e3);
     if (r->rounds)
-        fprintf(stderr, ", accept length %.2f of %d", gen_accept_length(r), 1 + (int)((r->drafted + r->rounds - 1) / r->rounds));
+        fprintf(stderr, ", accept length %.2f of %d", gen_accept_length(r),
+                1 + (int)((r->drafted + r->rounds - 1) / r->rounds));
     if (!sampler_is_greedy(p)) fprintf(stderr, ", seed %llu", (unsigned long long)p->seed);
     fprintf(stderr, " (%s, %d threads)\n", l->g->o->isa, l->g->o->threads);
 }
 
 static bool check_options(const options *o, err *e) {
     const int given = (o->prompt != NULL) + (o->request != NULL) + (o->ids != NULL);
-    if (given != 1) return fail(e, ERR_USAGE, "E-USAGE", "run: give exactly one of -p TEXT, --request FILE, --ids JSON");
+    if (given != 1)
+        return fail(e, ERR_USAGE, "E-USAGE", "run: give exactly one of -p TEXT, --request FILE, --ids JSON");
     if (o->raw && !o->prompt) return fail(e, ERR_USAGE, "E-USAGE", "run: --raw goes with -p");
     if ((o->s.system || o->s.think) && (!o->prompt || o->raw))
-        return fail(e, ERR_USAGE, "E-USAGE", "run: --system, --think and --no-think go with -p (a request carries its own)");
+        return fail(e, ERR_USAGE, "E-USAGE",
+                    "run: --system, --think and --no-think go with -p (a request carries its own)");
     return true;
 }
 
@@ -220,9 +230,15 @@ static int answer(const options *o, engine *g, double load_seconds, err *e) {
             l.r.on_piece = show_piece;
             l.r.ctx = &l;
         }
-        const gen_options gen = { .max_tokens = o->s.max_tokens, .depth = depth, .sampling = p, .stop_ids = g->config.stop_ids,
-                                  .n_stop_ids = o->ignore_eos ? 0 : g->config.stop_count, .logprobs = o->logprobs,
-                                  .on_token = on_token, .on_round = o->trace_rounds ? on_round : NULL, .ctx = &c,
+        const gen_options gen = { .max_tokens = o->s.max_tokens,
+                                  .depth = depth,
+                                  .sampling = p,
+                                  .stop_ids = g->config.stop_ids,
+                                  .n_stop_ids = o->ignore_eos ? 0 : g->config.stop_count,
+                                  .logprobs = o->logprobs,
+                                  .on_token = on_token,
+                                  .on_round = o->trace_rounds ? on_round : NULL,
+                                  .ctx = &c,
                                   .cancel = cmd_interrupt() };
         ok = session_generate(&s, &gen, &r, e);
         if (l.text) reply_end(&l.r);
@@ -234,7 +250,8 @@ static int answer(const options *o, engine *g, double load_seconds, err *e) {
             for (size_t i = 0; i < l.out.n; i++) printf("%s%d", i ? " " : "", l.out.v[i]);
         putchar('\n');
         fflush(stdout);
-        for (int i = 0; i < l.r.n_calls && i < 1; i++) fprintf(stderr, "tool calls: [" STR_FMT "]\n", (int)l.r.calls.n, l.r.calls.p);
+        for (int i = 0; i < l.r.n_calls && i < 1; i++)
+            fprintf(stderr, "tool calls: [" STR_FMT "]\n", (int)l.r.calls.n, l.r.calls.p);
         if (!cmd_common()->quiet) report_stats(&l, &r, &p, load_seconds);
     }
     if (ok && r.finish == GEN_CANCEL) code = 130;
@@ -254,36 +271,75 @@ int cmd_run(int argc, char **argv, err *e) {
     int prefill = 0, head = 0;
     arg_opt opts[CMD_SAMPLING_OPTIONS + 12] = {
         { .type = ARG_GROUP, .help = "Prompt" },
-        { .type = ARG_STR, .name = "prompt", .key = 'p', .meta = "TEXT", .dst = &o.prompt, .help = "one user message, rendered by the chat template" },
-        { .type = ARG_STR, .name = "request", .meta = "FILE", .dst = &o.request, .help = "JSON request: messages, tools, template variables" },
-        { .type = ARG_STR, .name = "ids", .meta = "JSON", .dst = &o.ids, .help = "prompt as token ids: a JSON list, or a file that holds one" },
+        { .type = ARG_STR,
+          .name = "prompt",
+          .key = 'p',
+          .meta = "TEXT",
+          .dst = &o.prompt,
+          .help = "one user message, rendered by the chat template" },
+        { .type = ARG_STR,
+          .name = "request",
+          .meta = "FILE",
+          .dst = &o.request,
+          .help = "JSON request: messages, tools, template variables" },
+        { .type = ARG_STR,
+          .name = "ids",
+          .meta = "JSON",
+          .dst = &o.ids,
+          .help = "prompt as token ids: a JSON list, or a file that holds one" },
         { .type = ARG_FLAG, .name = "raw", .dst = &o.raw, .help = "tokenize -p as it is, no template" },
     };
     int n = 5;
     cmd_sampling_options(opts + n, &o.s);
     n += CMD_SAMPLING_OPTIONS;
     const arg_opt more[] = {
-        { .type = ARG_LIST, .name = "stop", .meta = "TEXT", .dst = &o.stops, .help = "end before this text (repeatable)" },
+        { .type = ARG_LIST,
+          .name = "stop",
+          .meta = "TEXT",
+          .dst = &o.stops,
+          .help = "end before this text (repeatable)" },
         { .type = ARG_FLAG, .name = "ignore-eos", .dst = &o.ignore_eos, .help = "go on behind the stop ids" },
-        { .type = ARG_INT, .name = "logprobs", .meta = "N", .dst = &o.logprobs, .lo = 0, .hi = 64, .help = "with --json: the N likeliest ids of each position" },
-        { .type = ARG_FLAG, .name = "trace-rounds", .dst = &o.trace_rounds, .help = "with --json: every draft-verify round" },
-        { .type = ARG_ENUM, .name = "prefill", .dst = &prefill, .choices = prefill_choices, .help = "arithmetic of the prompt pass (CPUs have one: exact)" },
-        { .type = ARG_ENUM, .name = "draft-head", .dst = &head, .choices = head_choices, .help = "head that proposes drafts" },
+        { .type = ARG_INT,
+          .name = "logprobs",
+          .meta = "N",
+          .dst = &o.logprobs,
+          .lo = 0,
+          .hi = 64,
+          .help = "with --json: the N likeliest ids of each position" },
+        { .type = ARG_FLAG,
+          .name = "trace-rounds",
+          .dst = &o.trace_rounds,
+          .help = "with --json: every draft-verify round" },
+        { .type = ARG_ENUM,
+          .name = "prefill",
+          .dst = &prefill,
+          .choices = prefill_choices,
+          .help = "arithmetic of the prompt pass (CPUs have one: exact)" },
+        { .type = ARG_ENUM,
+          .name = "draft-head",
+          .dst = &head,
+          .choices = head_choices,
+          .help = "head that proposes drafts" },
     };
     memcpy(opts + n, more, sizeof more);
     n += (int)ARRAY_LEN(more);
-    const arg_spec spec = { .usage = "run [options] [MODEL_DIR] (-p TEXT | --request FILE | --ids JSON)",
-                            .about = "Answer one prompt. The answer goes to standard output, thoughts and statistics to standard error.",
-                            .opts = opts, .count = n, .max_positional = 1,
-                            .examples = "  nibble run -p \"Tom has 3 apples and buys 4. How many?\"\n"
-                                        "  nibble run Qwen3.6-35B-A3B -p \"Hello\" --no-think --temperature 0\n"
-                                        "  nibble run --request request.json --json | jq .tool_calls\n" };
+    const arg_spec spec = {
+        .usage = "run [options] [MODEL_DIR] (-p TEXT | --request FILE | --ids JSON)",
+        .about = "Answer one prompt. The answer goes to standard output, thoughts and statistics to standard error.",
+        .opts = opts,
+        .count = n,
+        .max_positional = 1,
+        .examples = "  nibble run -p \"Tom has 3 apples and buys 4. How many?\"\n"
+                    "  nibble run Qwen3.6-35B-A3B -p \"Hello\" --no-think --temperature 0\n"
+                    "  nibble run --request request.json --json | jq .tool_calls\n"
+    };
     arg_strings pos = { 0 };
     bool done;
     const char *dir;
     engine *g = NULL;
     int code = 0;
-    if (cmd_parse(&spec, argc, argv, &pos, &done, e) && !done && check_options(&o, e) && cmd_model_dir(&dir, &pos, 0, e)) {
+    if (cmd_parse(&spec, argc, argv, &pos, &done, e) && !done && check_options(&o, e) &&
+        cmd_model_dir(&dir, &pos, 0, e)) {
         const double t0 = clock_seconds();
         if (cmd_open_engine(&g, dir, &o.s, !o.ids, e)) code = answer(&o, g, clock_seconds() - t0, e);
         engine_close(g);

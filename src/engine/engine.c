@@ -36,13 +36,15 @@ static bool open_model(engine *g, const char *dir, const engine_options *opt, er
 
 static bool open_state(engine *g, const engine_options *opt, err *e) {
     const model_config *c = &g->config;
-    const int limit = c->max_position, want = opt->ctx > 0 ? opt->ctx : DEFAULT_CTX, slots = opt->slots > 0 ? opt->slots : 1;
+    const int limit = c->max_position, want = opt->ctx > 0 ? opt->ctx : DEFAULT_CTX,
+              slots = opt->slots > 0 ? opt->slots : 1;
     if (opt->ctx > limit)
         return fail(e, ERR_USAGE, "E-ENGINE-CTX", "--ctx %d: the model's limit is %d positions", opt->ctx, limit);
     static const dtype types[] = { [KV_CACHE_F32] = DT_F32, [KV_CACHE_BF16] = DT_BF16, [KV_CACHE_FP8] = DT_F8_E4M3 };
     g->kv_type = opt->kv != KV_CACHE_AUTO ? types[opt->kv] : g->w.kv_fp8 ? DT_F8_E4M3 : DT_F32;
     if (g->kv_type == DT_F8_E4M3 && !g->w.kv_fp8)
-        log_say("W-KV-NO-SCALES", "%s: --kv fp8, but the checkpoint declares no FP8 cache: every scale is 1.0", g->files.dir);
+        log_say("W-KV-NO-SCALES", "%s: --kv fp8, but the checkpoint declares no FP8 cache: every scale is 1.0",
+                g->files.dir);
     g->chunk = opt->chunk > 0 ? opt->chunk : DEFAULT_CHUNK;
     const int rows = g->chunk > OPS_MAX_PENDING + 1 ? g->chunk : OPS_MAX_PENDING + 1;
     if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, e)) return false;
@@ -85,7 +87,8 @@ bool session_open(session *s, engine *g, bool drafting, err *e) {
     if (s->slot == g->st.slots)
         return fail(e, ERR_MACHINE, "E-ENGINE-SLOTS", "all %d sequences are in use (raise --max-seqs)", g->st.slots);
     void *keep = NULL;
-    if (!g->o->mem_new(g->o, &keep, (size_t)OPS_MAX_PENDING * (size_t)g->config.hidden * sizeof(float), e)) return false;
+    if (!g->o->mem_new(g->o, &keep, (size_t)OPS_MAX_PENDING * (size_t)g->config.hidden * sizeof(float), e))
+        return false;
     s->keep = keep;
     s->cap = g->st.capacity + 1;
     s->tokens = xmalloc((size_t)s->cap * sizeof *s->tokens);
@@ -110,12 +113,14 @@ void session_reset(session *s) {
 bool session_set(session *s, const int32_t *prompt, int n, err *e) {
     if (n <= 0) return fail(e, ERR_INPUT, "E-ENGINE-EMPTY", "prompt: no tokens");
     if (n >= s->g->st.capacity)
-        return fail(e, ERR_INPUT, "E-ENGINE-CONTEXT", "prompt: %d tokens do not fit a context of %d with room for an answer "
-                    "(raise --ctx, or shorten it)", n, s->g->st.capacity);
+        return fail(e, ERR_INPUT, "E-ENGINE-CONTEXT",
+                    "prompt: %d tokens do not fit a context of %d with room for an answer "
+                    "(raise --ctx, or shorten it)",
+                    n, s->g->st.capacity);
     for (int i = 0; i < n; i++)
         if (prompt[i] < 0 || prompt[i] >= s->g->config.vocab)
-            return fail(e, ERR_INPUT, "E-ENGINE-TOKEN", "prompt: id %d at position %d is outside the vocabulary of %d", prompt[i],
-                        i, s->g->config.vocab);
+            return fail(e, ERR_INPUT, "E-ENGINE-TOKEN", "prompt: id %d at position %d is outside the vocabulary of %d",
+                        prompt[i], i, s->g->config.vocab);
     /* At least one token must be left to process: its hidden state yields the first new token. */
     if (s->done >= n || memcmp(s->tokens, prompt, (size_t)s->done * sizeof *prompt) != 0) session_reset(s);
     memcpy(s->tokens, prompt, (size_t)n * sizeof *prompt);

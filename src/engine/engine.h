@@ -18,13 +18,13 @@ typedef enum kv_mode { KV_CACHE_AUTO, KV_CACHE_F32, KV_CACHE_BF16, KV_CACHE_FP8 
 
 typedef struct engine_options {
     ops_options ops;
-    int ctx;          /* positions per sequence; 0 = min(the model's limit, 32768) */
-    int slots;        /* sequences; 0 = 1 */
-    int chunk;        /* prompt rows per pass; 0 = 256 */
-    kv_mode kv;       /* KV cache */
-    act_mode act;     /* inputs of quantized Linears */
-    bool need_text;   /* tokenizer and template must be there; otherwise they are loaded when present */
-    bool no_text;     /* do not look for them: every vocabulary row counts as real */
+    int ctx;        /* positions per sequence; 0 = min(the model's limit, 32768) */
+    int slots;      /* sequences; 0 = 1 */
+    int chunk;      /* prompt rows per pass; 0 = 256 */
+    kv_mode kv;     /* KV cache */
+    act_mode act;   /* inputs of quantized Linears */
+    bool need_text; /* tokenizer and template must be there; otherwise they are loaded when present */
+    bool no_text;   /* do not look for them: every vocabulary row counts as real */
 } engine_options;
 
 typedef struct engine {
@@ -36,12 +36,12 @@ typedef struct engine {
     seq_state st;
     scratch sc;
     sampler sm;
-    tokenizer *tok;           /* NULL when the directory has none */
-    chat_template *tmpl;      /* NULL when there is none */
+    tokenizer *tok;      /* NULL when the directory has none */
+    chat_template *tmpl; /* NULL when there is none */
     int chunk;
-    dtype kv_type;            /* of the trunk's caches */
-    float *host_logits;       /* [scratch head_rows, real_vocab] */
-    uint8_t *slot_used;       /* [slots] */
+    dtype kv_type;      /* of the trunk's caches */
+    float *host_logits; /* [scratch head_rows, real_vocab] */
+    uint8_t *slot_used; /* [slots] */
 } engine;
 
 /* Errors: those of ckpt, config, weights, tokenizer, template, ops; E-MACHINE-MEMORY. */
@@ -51,13 +51,13 @@ void engine_close(engine *g);
 typedef struct session {
     engine *g;
     int slot;
-    int32_t *tokens;  /* known tokens: prompt and output */
+    int32_t *tokens; /* known tokens: prompt and output */
     int n_tokens, cap;
-    int done;         /* positions [0, done) went through the trunk */
-    int pending;      /* the last `pending` of them are not yet part of the stored GDN and conv state */
-    bool drafting;    /* the draft layer follows along */
-    int mtp_done;     /* draft slots [0, mtp_done) are final */
-    float *keep;      /* device: final-norm hidden of positions [done - kept, done) */
+    int done;      /* positions [0, done) went through the trunk */
+    int pending;   /* the last `pending` of them are not yet part of the stored GDN and conv state */
+    bool drafting; /* the draft layer follows along */
+    int mtp_done;  /* draft slots [0, mtp_done) are final */
+    float *keep;   /* device: final-norm hidden of positions [done - kept, done) */
     int kept;
 } session;
 
@@ -76,12 +76,12 @@ typedef struct gen_round { /* one verification, as in the oracle's greedy.json *
 } gen_round;
 
 typedef struct gen_options {
-    int max_tokens;             /* 0 = until the context is full */
-    int depth;                  /* drafts per round, 0..ENGINE_MAX_DRAFT; 0 when the session does not draft */
+    int max_tokens; /* 0 = until the context is full */
+    int depth;      /* drafts per round, 0..ENGINE_MAX_DRAFT; 0 when the session does not draft */
     sampler_params sampling;
-    const int *stop_ids;        /* generation ends with (and includes) one of these */
+    const int *stop_ids; /* generation ends with (and includes) one of these */
     int n_stop_ids;
-    int logprobs;               /* top entries per token, 0 = off */
+    int logprobs; /* top entries per token, 0 = off */
     /* Each new token in order; return false to end. logprobs NULL unless asked: [n] best first. */
     bool (*on_token)(void *ctx, int32_t id, double logprob, const int32_t *top_ids, const double *top_logprobs);
     void (*on_round)(void *ctx, const gen_round *r); /* may be NULL */

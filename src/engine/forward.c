@@ -4,8 +4,8 @@
 
 static int widest(const model_config *c) {
     int w = c->heads * c->head_dim * (c->attn_gate ? 2 : 1);
-    const int other[] = { config_conv_dim(c), config_value_dim(c), c->inter, c->shared_inter, c->hidden,
-                          c->kv_heads * c->head_dim, c->experts };
+    const int other[] = { config_conv_dim(c), config_value_dim(c),       c->inter,  c->shared_inter,
+                          c->hidden,          c->kv_heads * c->head_dim, c->experts };
     for (size_t i = 0; i < ARRAY_LEN(other); i++)
         if (other[i] > w) w = other[i];
     return w;
@@ -48,8 +48,9 @@ bool scratch_open(scratch *s, const net *n, int rows, int head_rows, err *e) {
 void scratch_close(scratch *s) {
     if (!s->n) return;
     ops *o = s->n->o;
-    void *all[] = { s->ids, s->pos3, s->idx, s->x, s->h, s->hidden, s->pair, s->mtp_hidden, s->wide[0], s->wide[1],
-                    s->wide[2], s->wide[3], s->gate_a, s->gate_b, s->wt, s->logits, s->choice };
+    void *all[] = { s->ids,    s->pos3,       s->idx,     s->x,       s->h,       s->hidden,
+                    s->pair,   s->mtp_hidden, s->wide[0], s->wide[1], s->wide[2], s->wide[3],
+                    s->gate_a, s->gate_b,     s->wt,      s->logits,  s->choice };
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
         if (all[i]) o->mem_free(o, all[i]);
     free(s->host);
@@ -136,14 +137,15 @@ static void run_layer(const pass *p, const net_layer *l, ops_kv *kv) {
 }
 
 /* Check the spans, upload ids and positions, extend the rotary table. */
-pass forward_begin(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
+pass forward_begin(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans,
+                   int n_spans) {
     ops *o = s->n->o;
     int rows = 0, top = 0;
     for (int i = 0; i < n_spans; i++) {
         const ops_span *sp = &spans[i];
         CHECK(sp->row0 == rows && sp->rows > 0 && sp->pos0 >= 0 && sp->pos0 + sp->rows <= st->capacity &&
-              rows + sp->rows <= s->rows, "span %d: rows %d+%d at position %d of %d", i, sp->row0, sp->rows, sp->pos0,
-              st->capacity);
+                  rows + sp->rows <= s->rows,
+              "span %d: rows %d+%d at position %d of %d", i, sp->row0, sp->rows, sp->pos0, st->capacity);
         for (int r = 0; r < sp->rows && !pos3; r++)
             for (int a = 0; a < 3; a++) s->host[(rows + r) * 3 + a] = sp->pos0 + r;
         rows += sp->rows;
@@ -173,7 +175,8 @@ void forward_norm(const pass *p) {
     n->o->rmsnorm(n->o, p->s->hidden + h, p->s->x, h, n->norm, p->rows, h, n->c->rms_eps);
 }
 
-void forward_trunk(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans) {
+void forward_trunk(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans,
+                   int n_spans) {
     const pass p = forward_begin(s, st, ids, pos3, spans, n_spans);
     forward_embed(&p);
     for (int i = 0; i < s->n->c->layers; i++) forward_layer(&p, i);
@@ -188,7 +191,8 @@ static void pair_half(const pass *p, int half) {
     for (int r = 0; r < p->rows; r++) o->copy(o, s->pair + (2 * r + half) * h, s->h + r * h, (size_t)h * sizeof(float));
 }
 
-void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hidden, const ops_span *spans, int n_spans) {
+void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hidden, const ops_span *spans,
+                 int n_spans) {
     const net *n = s->n;
     ops *o = n->o;
     const int h = n->c->hidden;

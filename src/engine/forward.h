@@ -10,19 +10,19 @@
 /* Scratch for up to `rows` rows of one pass; owned by one thread. All pointers but `host` are device memory. */
 typedef struct scratch {
     const net *n;
-    int rows, head_rows;  /* capacity in rows; rows that the head takes at once */
+    int rows, head_rows; /* capacity in rows; rows that the head takes at once */
     int32_t *ids, *pos3, *idx;
-    float *x;             /* [rows, H] residual stream */
-    float *h;             /* [rows, H] normed input of a half layer */
-    float *hidden;        /* [1 + rows, H]: row 0 is the caller's, rows 1.. are the trunk's final-norm output */
-    float *pair;          /* [rows, 2H] the draft layer's [embedding | hidden] */
-    float *mtp_hidden;    /* [rows, H] the draft layer's output after mtp.norm */
-    float *wide[4];       /* [rows, widest projection] each */
+    float *x;               /* [rows, H] residual stream */
+    float *h;               /* [rows, H] normed input of a half layer */
+    float *hidden;          /* [1 + rows, H]: row 0 is the caller's, rows 1.. are the trunk's final-norm output */
+    float *pair;            /* [rows, 2H] the draft layer's [embedding | hidden] */
+    float *mtp_hidden;      /* [rows, H] the draft layer's output after mtp.norm */
+    float *wide[4];         /* [rows, widest projection] each */
     float *gate_a, *gate_b; /* [rows, lin_v_heads] */
-    float *wt;            /* [rows, topk] */
-    float *logits;        /* [head_rows, vocab] */
-    int32_t *choice;      /* [head_rows] */
-    int32_t *host;        /* [rows, 3] staging */
+    float *wt;              /* [rows, topk] */
+    float *logits;          /* [head_rows, vocab] */
+    int32_t *choice;        /* [head_rows] */
+    int32_t *host;          /* [rows, 3] staging */
 } scratch;
 
 NODISCARD bool scratch_open(scratch *out, const net *n, int rows, int head_rows, err *e);
@@ -30,7 +30,8 @@ void scratch_close(scratch *s);
 
 /* Trunk over the spans' rows: ids [rows] host. Leaves the final-norm output in s->hidden + H (row 1 on).
  * pos3 NULL: text positions (pos0 + i on all three axes), else [rows, 3] host. */
-void forward_trunk(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans);
+void forward_trunk(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans,
+                   int n_spans);
 
 /* The same in steps, for passes that go through the network layer by layer: begin uploads ids and positions and checks the
  * spans (host memory that must outlive the pass); embed fills s->x; each layer advances s->x; norm leaves the final-norm
@@ -41,7 +42,8 @@ typedef struct pass {
     const ops_span *spans;
     int n_spans, rows;
 } pass;
-pass forward_begin(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans, int n_spans);
+pass forward_begin(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans,
+                   int n_spans);
 void forward_embed(const pass *p);
 void forward_layer(const pass *p, int layer);
 void forward_norm(const pass *p);
@@ -49,7 +51,8 @@ void forward_norm(const pass *p);
 /* Draft layer over the spans' rows: next [rows] host = the token AFTER each slot, hidden [rows, H] device = trunk or
  * draft output at the slot (post-norm both). Output in s->mtp_hidden; hidden may be s->mtp_hidden. KV goes to the draft
  * layer's own cache. */
-void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hidden, const ops_span *spans, int n_spans);
+void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hidden, const ops_span *spans,
+                 int n_spans);
 
 /* logits [rows, vocab] = head(hidden) into s->logits, rows <= head_rows. */
 void forward_logits(scratch *s, const float *hidden, int rows);

@@ -32,7 +32,8 @@ static void prompt_mtp(session *s, int chunk_rows) {
     const int first = s->mtp_done, count = s->done + chunk_rows - 1 - first;
     if (count <= 0) return;
     const ops_span span = { .slot = s->slot, .rows = count, .pos0 = first };
-    forward_mtp(&g->sc, &g->st, s->tokens + first + 1, g->sc.hidden + (int64_t)(first - s->done + 1) * g->config.hidden, &span, 1);
+    forward_mtp(&g->sc, &g->st, s->tokens + first + 1, g->sc.hidden + (int64_t)(first - s->done + 1) * g->config.hidden,
+                &span, 1);
     s->mtp_done = first + count;
 }
 
@@ -43,7 +44,8 @@ static void catch_up(session *s) {
     if (!s->drafting || count <= 0) return;
     CHECK(count < s->kept, "%d draft slots behind, %d hidden rows kept", count, s->kept);
     const ops_span span = { .slot = s->slot, .rows = count, .pos0 = s->mtp_done };
-    forward_mtp(&g->sc, &g->st, s->tokens + s->mtp_done + 1, s->keep + (int64_t)(s->kept - 1 - count) * g->config.hidden, &span, 1);
+    forward_mtp(&g->sc, &g->st, s->tokens + s->mtp_done + 1,
+                s->keep + (int64_t)(s->kept - 1 - count) * g->config.hidden, &span, 1);
     s->mtp_done += count;
 }
 
@@ -75,8 +77,10 @@ static bool process_prompt(run *r, err *e) {
 static bool check_finite(const float *v, int n, int64_t position, err *e) {
     for (int i = 0; i < n; i++)
         if (isfinite(v[i])) return true; /* a poisoned row is non-finite everywhere: norms spread it */
-    return fail(e, ERR_INPUT, "E-ENGINE-NONFINITE", "position %lld: the logits are not finite (`nibble inspect --scan` finds "
-                "NaN or Inf in the weights)", (long long)position);
+    return fail(e, ERR_INPUT, "E-ENGINE-NONFINITE",
+                "position %lld: the logits are not finite (`nibble inspect --scan` finds "
+                "NaN or Inf in the weights)",
+                (long long)position);
 }
 
 /* Tokens for `rows` consecutive positions from hidden rows [rows, H]: token i is drawn for absolute position pos0 + i. */
@@ -120,7 +124,8 @@ static void emit(run *r, int32_t id, int row) {
     double logprobs[MAX_TOP], logprob = 0;
     const int n = o->logprobs < MAX_TOP ? o->logprobs : MAX_TOP;
     if (n > 0)
-        logprob = sampler_logprobs(&g->sm, top, logprobs, n, g->host_logits + (int64_t)row * g->n.real_vocab, g->n.real_vocab, id);
+        logprob = sampler_logprobs(&g->sm, top, logprobs, n, g->host_logits + (int64_t)row * g->n.real_vocab,
+                                   g->n.real_vocab, id);
     r->out->output_tokens++;
     const bool go_on = o->on_token(o->ctx, id, logprob, n > 0 ? top : NULL, n > 0 ? logprobs : NULL);
     if (is_stop(o, id))
@@ -195,7 +200,9 @@ static bool spec_round(run *r, int depth, err *e) {
     int32_t rows[ENGINE_MAX_DRAFT + 1];
     rows[0] = round.known;
     for (int i = 0; i < depth; i++) rows[i + 1] = round.draft[i];
-    const ops_span span = { .slot = s->slot, .rows = depth + 1, .pos0 = s->done, .commit = s->pending, .tentative = true };
+    const ops_span span = {
+        .slot = s->slot, .rows = depth + 1, .pos0 = s->done, .commit = s->pending, .tentative = true
+    };
     forward_trunk(&g->sc, &g->st, rows, NULL, &span, 1);
     if (!choose(r, round.target, g->sc.hidden + g->config.hidden, depth + 1, s->done + 1, e)) return false;
     while (round.accepted < depth && round.target[round.accepted] == round.draft[round.accepted]) round.accepted++;

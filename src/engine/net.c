@@ -14,7 +14,8 @@ static bool quant_of(linear_quant *out, const net *n, const wquant *q, const cha
     out->format = LINEAR_NVFP4;
     out->act = n->act == ACT_INT8 ? LINEAR_ACT_INT8 : has ? LINEAR_ACT_FP4 : LINEAR_ACT_FLOAT;
     if (n->act == ACT_FP4 && !has)
-        return fail(e, ERR_INPUT, "E-NET-ACT", "%s: --act fp4, but there is no input_scale (use --act int8 or bf16)", name);
+        return fail(e, ERR_INPUT, "E-NET-ACT", "%s: --act fp4, but there is no input_scale (use --act int8 or bf16)",
+                    name);
     return true;
 }
 
@@ -22,7 +23,9 @@ static bool prepare(net *n, linear **out, const wmat *m, err *e) {
     linear_quant q;
     if (!m->data) return true;
     if (!quant_of(&q, n, &m->q, m->name, e)) return false;
-    const linear_desc d = { .name = m->name, .type = m->type, .rows = m->rows, .cols = m->cols, .data = m->data, .q = q };
+    const linear_desc d = {
+        .name = m->name, .type = m->type, .rows = m->rows, .cols = m->cols, .data = m->data, .q = q
+    };
     return n->o->linear_new(n->o, out, &d, e);
 }
 
@@ -47,12 +50,20 @@ static bool quants_of(linear_quant **out, const net *n, const wquant *q, int cou
 
 static bool prepare_experts(net *n, experts **out, const wexperts *x, err *e) {
     linear_quant *gate = NULL, *up = NULL, *down = NULL;
-    bool ok = quants_of(&gate, n, x->gate_q, x->count, x->name, e) && quants_of(&up, n, x->up_q, x->count, x->name, e) &&
-              quants_of(&down, n, x->down_q, x->count, x->name, e);
+    bool ok = quants_of(&gate, n, x->gate_q, x->count, x->name, e) &&
+              quants_of(&up, n, x->up_q, x->count, x->name, e) && quants_of(&down, n, x->down_q, x->count, x->name, e);
     if (ok) {
-        const experts_desc d = { .name = x->name, .type = x->type, .count = x->count, .inter = x->inter, .hidden = x->hidden,
-                                 .gate = (const void *const *)x->gate, .up = (const void *const *)x->up,
-                                 .down = (const void *const *)x->down, .gate_q = gate, .up_q = up, .down_q = down };
+        const experts_desc d = { .name = x->name,
+                                 .type = x->type,
+                                 .count = x->count,
+                                 .inter = x->inter,
+                                 .hidden = x->hidden,
+                                 .gate = (const void *const *)x->gate,
+                                 .up = (const void *const *)x->up,
+                                 .down = (const void *const *)x->down,
+                                 .gate_q = gate,
+                                 .up_q = up,
+                                 .down_q = down };
         ok = n->o->experts_new(n->o, out, &d, e);
     }
     free(gate);
@@ -135,8 +146,9 @@ static void release(ops *o, linear *const *lin, size_t n_lin, float *const *vec,
 }
 
 static void release_layer(ops *o, net_layer *l) {
-    linear *lin[] = { l->in_qkv, l->in_z, l->in_b, l->in_a, l->gdn_out, l->q, l->k, l->v, l->o,
-                      l->ffn.router, l->ffn.shared_gate, l->ffn.gate, l->ffn.up, l->ffn.down };
+    linear *lin[] = { l->in_qkv, l->in_z,    l->in_b, l->in_a,       l->gdn_out,         l->q,
+                      l->k,      l->v,       l->o,    l->ffn.router, l->ffn.shared_gate, l->ffn.gate,
+                      l->ffn.up, l->ffn.down };
     float *vec[] = { l->norm1, l->norm2, l->conv, l->neg_a, l->dt_bias, l->gdn_norm, l->q_norm, l->k_norm };
     release(o, lin, ARRAY_LEN(lin), vec, ARRAY_LEN(vec));
     if (l->ffn.experts) o->experts_free(o, l->ffn.experts);

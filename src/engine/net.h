@@ -22,8 +22,8 @@ typedef struct net_ffn {
 
 typedef struct net_layer {
     layer_kind kind;
-    int index;                /* among the layers of its kind: which KV or GDN state it owns */
-    float *norm1, *norm2;     /* device [H] */
+    int index;            /* among the layers of its kind: which KV or GDN state it owns */
+    float *norm1, *norm2; /* device [H] */
     linear *in_qkv, *in_z, *in_b, *in_a, *gdn_out;
     float *conv, *neg_a, *dt_bias, *gdn_norm;
     linear *q, *k, *v, *o;
@@ -35,22 +35,23 @@ typedef struct net {
     ops *o;
     const model_config *c;
     linear *embed;
-    linear *head;             /* [vocab, H] */
-    linear *head_real;        /* its first `real_vocab` rows: ids that exist, for choosing tokens */
+    linear *head;      /* [vocab, H] */
+    linear *head_real; /* its first `real_vocab` rows: ids that exist, for choosing tokens */
     int real_vocab;
     act_mode act;
     float *norm;
-    net_layer *layers;        /* [c->layers] */
+    net_layer *layers; /* [c->layers] */
     bool has_mtp;
     float *mtp_norm_embed, *mtp_norm_hidden, *mtp_norm;
     linear *mtp_fc;
     net_layer mtp;
-    uint8_t *rope_axis;       /* device [rotary_dim / 2] */
+    uint8_t *rope_axis; /* device [rotary_dim / 2] */
 } net;
 
 /* real_vocab: ids >= it are never chosen (padding rows of the head); 0 = all are real.
  * Errors: E-NET-ACT (fp4 asked for, but a Linear has no input_scale), E-MACHINE-MEMORY. */
-NODISCARD bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, act_mode act, err *e);
+NODISCARD bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, act_mode act,
+                        err *e);
 void net_close(net *n);
 
 #endif

@@ -108,7 +108,8 @@ int32_t sampler_draw(sampler *s, const sampler_params *p, const float *logits, i
     return s->entries[i].id;
 }
 
-double sampler_logprobs(sampler *s, int32_t *ids, double *logprobs, int count, const float *logits, int n, int32_t chosen) {
+double sampler_logprobs(sampler *s, int32_t *ids, double *logprobs, int count, const float *logits, int n,
+                        int32_t chosen) {
     const int k = count < n ? count : n;
     const int kept = best(s, logits, n, k > 0 ? k : 1);
     const double top = kept ? s->entries[0].logit : 0;

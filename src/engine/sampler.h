@@ -14,7 +14,7 @@ typedef struct sampler_params {
     double top_p;       /* 1 = off */
     double min_p;       /* 0 = off */
     uint64_t seed;
-    uint32_t choice;    /* index of the completion when several share a prompt */
+    uint32_t choice; /* index of the completion when several share a prompt */
 } sampler_params;
 
 typedef struct sampler_entry {
@@ -35,6 +35,7 @@ static inline bool sampler_is_greedy(const sampler_params *p) { return p->temper
 int32_t sampler_draw(sampler *s, const sampler_params *p, const float *logits, int n, int64_t position);
 /* The `count` most likely ids with their raw log-softmax (before any sampling option), best first: ids[count],
  * logprobs[count]; and the log-probability of `chosen`. */
-double sampler_logprobs(sampler *s, int32_t *ids, double *logprobs, int count, const float *logits, int n, int32_t chosen);
+double sampler_logprobs(sampler *s, int32_t *ids, double *logprobs, int count, const float *logits, int n,
+                        int32_t chosen);
 
 #endif

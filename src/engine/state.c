@@ -13,9 +13,14 @@ static bool take(const net *n, float **out, int64_t count, err *e) {
 
 static bool open_kv(const net *n, ops_kv *kv, const wlayer *l, int slots, int capacity, dtype type, err *e) {
     const model_config *c = n->c;
-    *kv = (ops_kv){ .type = type, .kv_heads = c->kv_heads, .dim = c->head_dim, .capacity = capacity,
-                    .k_scale = l->k_scale > 0 ? l->k_scale : 1, .v_scale = l->v_scale > 0 ? l->v_scale : 1 };
-    const size_t bytes = (size_t)slots * (size_t)capacity * (size_t)(c->kv_heads * c->head_dim) * (size_t)dtype_bytes(type);
+    *kv = (ops_kv){ .type = type,
+                    .kv_heads = c->kv_heads,
+                    .dim = c->head_dim,
+                    .capacity = capacity,
+                    .k_scale = l->k_scale > 0 ? l->k_scale : 1,
+                    .v_scale = l->v_scale > 0 ? l->v_scale : 1 };
+    const size_t bytes =
+        (size_t)slots * (size_t)capacity * (size_t)(c->kv_heads * c->head_dim) * (size_t)dtype_bytes(type);
     return n->o->mem_new(n->o, &kv->k, bytes, e) && n->o->mem_new(n->o, &kv->v, bytes, e);
 }
 
@@ -23,7 +28,8 @@ static bool open_gdn(const net *n, ops_conv *conv, ops_gdn *g, int slots, err *e
     const model_config *c = n->c;
     const int64_t pend = (int64_t)slots * OPS_MAX_PENDING;
     *conv = (ops_conv){ .channels = config_conv_dim(c), .taps = c->conv_kernel };
-    *g = (ops_gdn){ .k_heads = c->lin_k_heads, .v_heads = c->lin_v_heads, .k_dim = c->lin_k_dim, .v_dim = c->lin_v_dim };
+    *g =
+        (ops_gdn){ .k_heads = c->lin_k_heads, .v_heads = c->lin_v_heads, .k_dim = c->lin_k_dim, .v_dim = c->lin_v_dim };
     return take(n, &conv->window, (int64_t)slots * (c->conv_kernel - 1) * conv->channels, e) &&
            take(n, &conv->pending, pend * conv->channels, e) &&
            take(n, &g->state, (int64_t)slots * c->lin_v_heads * c->lin_k_dim * c->lin_v_dim, e) &&
@@ -45,7 +51,8 @@ bool state_open(seq_state *out, const net *n, const weights *w, int slots, int c
     const int64_t rope = (int64_t)capacity * (c->rotary_dim / 2);
     bool ok = take(n, &out->cos, rope, e) && take(n, &out->sin, rope, e);
     for (int i = 0; ok && i < c->layers; i++)
-        if (c->layer[i] == LAYER_ATTN) ok = open_kv(n, &out->kv[n->layers[i].index], &w->layers[i], slots, capacity, kv_type, e);
+        if (c->layer[i] == LAYER_ATTN)
+            ok = open_kv(n, &out->kv[n->layers[i].index], &w->layers[i], slots, capacity, kv_type, e);
     for (int i = 0; ok && i < c->gdn_layers; i++) ok = open_gdn(n, &out->conv[i], &out->gdn[i], slots, e);
     if (ok && n->has_mtp) ok = open_kv(n, &out->mtp_kv, &w->mtp.layer, slots, capacity, mtp_kv_type(w, kv_type), e);
     if (!ok) state_close(out);
@@ -68,8 +75,8 @@ void state_close(seq_state *s) {
         drop(n, s->kv[i].v);
     }
     for (int i = 0; i < n->c->gdn_layers; i++) {
-        void *all[] = { s->conv[i].window, s->conv[i].pending, s->gdn[i].state, s->gdn[i].pend_k,
-                        s->gdn[i].pend_v, s->gdn[i].pend_beta, s->gdn[i].pend_decay };
+        void *all[] = { s->conv[i].window, s->conv[i].pending,  s->gdn[i].state,     s->gdn[i].pend_k,
+                        s->gdn[i].pend_v,  s->gdn[i].pend_beta, s->gdn[i].pend_decay };
         for (size_t k = 0; k < ARRAY_LEN(all); k++) drop(n, all[k]);
     }
     free(s->kv);

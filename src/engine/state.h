@@ -9,16 +9,17 @@
 typedef struct seq_state {
     const net *n;
     int slots, capacity;
-    ops_kv *kv;         /* [attn_layers] */
-    ops_kv mtp_kv;      /* the draft layer's own; k NULL without MTP */
-    ops_conv *conv;     /* [gdn_layers] */
-    ops_gdn *gdn;       /* [gdn_layers] */
-    float *cos, *sin;   /* [capacity, rotary_dim / 2] */
-    int rope_rows;      /* rows filled so far */
+    ops_kv *kv;       /* [attn_layers] */
+    ops_kv mtp_kv;    /* the draft layer's own; k NULL without MTP */
+    ops_conv *conv;   /* [gdn_layers] */
+    ops_gdn *gdn;     /* [gdn_layers] */
+    float *cos, *sin; /* [capacity, rotary_dim / 2] */
+    int rope_rows;    /* rows filled so far */
 } seq_state;
 
 /* kv_type DT_F32, DT_BF16, or DT_F8_E4M3 with the scales of `w` (1.0 where the file has none). Errors: E-MACHINE-MEMORY. */
-NODISCARD bool state_open(seq_state *out, const net *n, const weights *w, int slots, int capacity, dtype kv_type, err *e);
+NODISCARD bool state_open(seq_state *out, const net *n, const weights *w, int slots, int capacity, dtype kv_type,
+                          err *e);
 void state_close(seq_state *s);
 /* Forget a slot: its GDN state and conv windows become zero (KV need not be cleared). */
 void state_reset(seq_state *s, int slot);

@@ -5,7 +5,7 @@
 
 /* Layer inputs come from the tap table: the pre-mixer norm of layer k is the rmsnorm call 2k of a trunk pass. */
 typedef struct trace {
-    float *out;         /* [layers][total, H] */
+    float *out; /* [layers][total, H] */
     int layers, hidden, total, row0, call;
 } trace;
 
@@ -33,7 +33,8 @@ static bool trunk(teacher_result *r, engine *g, const int32_t *tokens, bool hidd
         t.row0 = at;
         t.call = 0;
         forward_trunk(&g->sc, &g->st, tokens + at, NULL, &span, 1);
-        plain->download(plain, r->final_norm + (int64_t)at * h, g->sc.hidden + h, (size_t)rows * (size_t)h * sizeof(float));
+        plain->download(plain, r->final_norm + (int64_t)at * h, g->sc.hidden + h,
+                        (size_t)rows * (size_t)h * sizeof(float));
     }
     g->n.o = plain;
     if (tap) tap->close(tap);
@@ -73,7 +74,8 @@ static bool both_drafts(teacher_result *r, engine *g, const int32_t *tokens, err
     const int64_t last = (int64_t)(n - 1) * g->config.hidden;
     CHECK(g->st.slots >= 2, "draft traces need a second slot");
     int32_t *next = xmalloc((size_t)n * sizeof *next);
-    const bool ok = shift(next, g, tokens, r->final_norm + last, n, e) && draft_pass(r->mtp1, g, 0, next, r->final_norm, n, e) &&
+    const bool ok = shift(next, g, tokens, r->final_norm + last, n, e) &&
+                    draft_pass(r->mtp1, g, 0, next, r->final_norm, n, e) &&
                     shift(next, g, next, r->mtp1 + last, n, e) && draft_pass(r->mtp2, g, 1, next, r->mtp1, n, e);
     free(next);
     return ok;
@@ -84,11 +86,13 @@ bool teacher_run(teacher_result *out, engine *g, const int32_t *tokens, int n, b
     *out = (teacher_result){ .rows = n };
     if (n <= 0) return fail(e, ERR_INPUT, "E-ENGINE-EMPTY", "sequence: no tokens");
     if (n > g->st.capacity)
-        return fail(e, ERR_INPUT, "E-ENGINE-CONTEXT", "sequence: %d tokens in a context of %d (raise --ctx)", n, g->st.capacity);
+        return fail(e, ERR_INPUT, "E-ENGINE-CONTEXT", "sequence: %d tokens in a context of %d (raise --ctx)", n,
+                    g->st.capacity);
     for (int i = 0; i < n; i++)
         if (tokens[i] < 0 || tokens[i] >= g->config.vocab)
-            return fail(e, ERR_INPUT, "E-ENGINE-TOKEN", "sequence: id %d at position %d is outside the vocabulary of %d",
-                        tokens[i], i, g->config.vocab);
+            return fail(e, ERR_INPUT, "E-ENGINE-TOKEN",
+                        "sequence: id %d at position %d is outside the vocabulary of %d", tokens[i], i,
+                        g->config.vocab);
     out->final_norm = rows_new(n, h);
     if (hidden) out->hidden = rows_new((int64_t)n * g->config.layers, h);
     if (mtp) out->mtp1 = rows_new(n, h), out->mtp2 = rows_new(n, h);

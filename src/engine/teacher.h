@@ -5,11 +5,11 @@
 #include "engine/engine.h"
 
 typedef struct teacher_result { /* host memory, owned; teacher_free */
-    int rows;          /* tokens */
-    float *hidden;     /* [layers][rows, H] input of layer k, or NULL unless asked */
-    float *final_norm; /* [rows, H] */
-    float *mtp1;       /* [rows, H] draft step 1 after mtp.norm, or NULL unless asked */
-    float *mtp2;       /* [rows, H] draft step 2 */
+    int rows;                   /* tokens */
+    float *hidden;              /* [layers][rows, H] input of layer k, or NULL unless asked */
+    float *final_norm;          /* [rows, H] */
+    float *mtp1;                /* [rows, H] draft step 1 after mtp.norm, or NULL unless asked */
+    float *mtp2;                /* [rows, H] draft step 2 */
 } teacher_result;
 
 /* Trunk over ids[0..n) from an empty state in slot 0; with `mtp` both draft steps as the oracle makes them: next ids =

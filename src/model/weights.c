@@ -188,7 +188,8 @@ static bool deinterleave_qkvz(binder *b, wlayer *l) {
         memcpy(qkv + (2 * key + hh * v_rows) * row, from + 2 * k_rows * row, v_rows * row);
         memcpy(z + hh * v_rows * row, from + (2 * k_rows + v_rows) * row, v_rows * row);
     }
-    l->in_qkv = (wmat){ .name = t->name.p, .data = qkv, .type = t->type, .rows = config_conv_dim(c), .cols = c->hidden };
+    l->in_qkv =
+        (wmat){ .name = t->name.p, .data = qkv, .type = t->type, .rows = config_conv_dim(c), .cols = c->hidden };
     l->in_z = (wmat){ .name = t->name.p, .data = z, .type = t->type, .rows = config_value_dim(c), .cols = c->hidden };
     return true;
 }
@@ -393,10 +394,13 @@ static bool check_kv(binder *b) {
     for (int i = 0; i < b->cfg->layers; i++)
         if (b->cfg->layer[i] == LAYER_ATTN) attn++, with += w->layers[i].k_scale > 0;
     if (with && with < attn)
-        return fail(b->e, ERR_INPUT, "E-LOAD-KV", "%s: %d of %d attention layers have K/V scales (all or none must)", b->c->dir, with, attn);
+        return fail(b->e, ERR_INPUT, "E-LOAD-KV", "%s: %d of %d attention layers have K/V scales (all or none must)",
+                    b->c->dir, with, attn);
     if (with && !w->kv_fp8)
-        log_say("W-LOAD-KV-UNDECLARED", "%s: K/V scales are there, but no config declares an FP8 cache: they are not used", b->c->dir);
-    if (!with && w->kv_fp8) log_say("N-LOAD-KV-CAST", "%s: FP8 KV cache declared without scales: every scale is 1.0", b->c->dir);
+        log_say("W-LOAD-KV-UNDECLARED",
+                "%s: K/V scales are there, but no config declares an FP8 cache: they are not used", b->c->dir);
+    if (!with && w->kv_fp8)
+        log_say("N-LOAD-KV-CAST", "%s: FP8 KV cache declared without scales: every scale is 1.0", b->c->dir);
     return true;
 }
 

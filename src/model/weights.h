@@ -13,7 +13,7 @@
 
 typedef enum wformat { WF_PLAIN, WF_NVFP4, WF_FP8 } wformat;
 
-typedef struct wquant {    /* what belongs to a quantized matrix */
+typedef struct wquant { /* what belongs to a quantized matrix */
     wformat format;
     const uint8_t *scales; /* NVFP4: E4M3 [rows, cols / 16], no NaN, no sign */
     float scale_2;         /* NVFP4 weight_scale_2, FP8 weight_scale: finite, > 0 */
@@ -25,16 +25,16 @@ typedef struct wmat { /* a matrix; data NULL = absent */
     const void *data; /* [rows, cols] row-major, aligned to the element */
     dtype type;       /* DT_BF16, DT_F32 or DT_F16 */
     int rows, cols;
-    wquant q;              /* NVFP4: data is packed codes [rows, cols / 2], type DT_U8 */
+    wquant q; /* NVFP4: data is packed codes [rows, cols / 2], type DT_U8 */
 } wmat;
 
 typedef struct wexperts { /* routed experts of one layer, fused or split in the file alike */
     const char *name;     /* "…mlp.experts" */
     int count, inter, hidden;
-    dtype type;        /* one type for all */
-    const void **gate; /* [count] -> [inter, hidden] */
-    const void **up;   /* [count] -> [inter, hidden] */
-    const void **down; /* [count] -> [hidden, inter] */
+    dtype type;                     /* one type for all */
+    const void **gate;              /* [count] -> [inter, hidden] */
+    const void **up;                /* [count] -> [inter, hidden] */
+    const void **down;              /* [count] -> [hidden, inter] */
     wquant *gate_q, *up_q, *down_q; /* [count] each, NULL when plain */
 } wexperts;
 
@@ -85,8 +85,8 @@ typedef struct weights {
     wmtp mtp;
     int vision_tensors; /* skipped by rule */
     uint64_t vision_bytes;
-    bool quantized;        /* some Linear is NVFP4 or FP8 */
-    bool kv_fp8;           /* the export declares an FP8 KV cache; layers without scales then use 1.0 (its "cast" form) */
+    bool quantized;    /* some Linear is NVFP4 or FP8 */
+    bool kv_fp8;       /* the export declares an FP8 KV cache; layers without scales then use 1.0 (its "cast" form) */
     int fused_experts; /* layers whose experts are fused in the file; the rest are split */
 } weights;
 

@@ -22,17 +22,17 @@ typedef struct linear linear;   /* prepared weight matrix [N, K] */
 typedef struct experts experts; /* prepared routed experts of one layer */
 
 typedef enum linear_format {
-    LINEAR_PLAIN,          /* BF16, F16 or F32 elements */
-    LINEAR_NVFP4,          /* data: packed E2M1 codes [N, K/2] (low nibble first); scales: E4M3 [N, K/16]; scale_2 */
-    LINEAR_FP8             /* data: E4M3 [N, K]; scale_2 = weight_scale */
+    LINEAR_PLAIN, /* BF16, F16 or F32 elements */
+    LINEAR_NVFP4, /* data: packed E2M1 codes [N, K/2] (low nibble first); scales: E4M3 [N, K/16]; scale_2 */
+    LINEAR_FP8    /* data: E4M3 [N, K]; scale_2 = weight_scale */
 } linear_format;
 
 /* How the inputs of a quantized Linear are quantized (NUMERICS "Quantized linears"). */
 typedef enum linear_act {
-    LINEAR_ACT_FLOAT,      /* not at all: W4A16, or FP8 weights alone */
-    LINEAR_ACT_FP4,        /* as ModelOpt's W4A4: E2M1 codes, dynamic E4M3 block scales under input_scale */
-    LINEAR_ACT_INT8,       /* int8 codes, integer block scales, one float32 per row: better than FP4, not what others compute */
-    LINEAR_ACT_FP8         /* E4M3 under input_scale; for LINEAR_FP8 only */
+    LINEAR_ACT_FLOAT, /* not at all: W4A16, or FP8 weights alone */
+    LINEAR_ACT_FP4,   /* as ModelOpt's W4A4: E2M1 codes, dynamic E4M3 block scales under input_scale */
+    LINEAR_ACT_INT8, /* int8 codes, integer block scales, one float32 per row: better than FP4, not what others compute */
+    LINEAR_ACT_FP8   /* E4M3 under input_scale; for LINEAR_FP8 only */
 } linear_act;
 
 typedef struct linear_quant {
@@ -48,7 +48,7 @@ typedef struct linear_desc {
     dtype type;       /* DT_BF16, DT_F16 or DT_F32; DT_U8 (NVFP4) or DT_F8_E4M3 */
     int rows, cols;   /* N, K */
     const void *data; /* [N, K], aligned to its element; used in place on CPUs: must outlive the handle */
-    linear_quant q;        /* zero for LINEAR_PLAIN */
+    linear_quant q;   /* zero for LINEAR_PLAIN */
 } linear_desc;
 
 typedef struct experts_desc {
@@ -56,7 +56,7 @@ typedef struct experts_desc {
     dtype type;
     int count, inter, hidden;
     const void *const *gate, *const *up,
-                                 *const *down; /* [count] each: [inter,hidden], [inter,hidden], [hidden,inter] */
+                                 *const *down;  /* [count] each: [inter,hidden], [inter,hidden], [hidden,inter] */
     const linear_quant *gate_q, *up_q, *down_q; /* [count] each, or NULL: plain */
 } experts_desc;
 
@@ -78,7 +78,7 @@ typedef struct ops_kv {
     dtype type;  /* DT_F32, DT_BF16 or DT_F8_E4M3 */
     void *k, *v; /* device */
     int kv_heads, dim;
-    int capacity; /* positions per slot */
+    int capacity;           /* positions per slot */
     float k_scale, v_scale; /* DT_F8_E4M3: code = E4M3(sat(fl(x / scale))); the scales are folded into the softmax scale
                              * (fl(scale * k_scale)) and the output (fl(o * v_scale)), once each (NUMERICS 5) */
 } ops_kv;

@@ -138,7 +138,8 @@ typedef struct attn_job {
 static int tiles_of(int pos) { return pos / OPS_TILE + 1; }
 
 /* FP8 codes of a tile as float32, exactly: the scales are folded elsewhere. Work space behind the tile's result. */
-static void fp8_tile(const attn_job *j, float *out, float *max, float *sum, const float *q, int64_t at, int64_t ld, int n, float *wide) {
+static void fp8_tile(const attn_job *j, float *out, float *max, float *sum, const float *q, int64_t at, int64_t ld,
+                     int n, float *wide) {
     const ops_kv *kv = j->kv;
     const int dim = kv->dim;
     float *k = wide, *v = wide + (int64_t)OPS_TILE * dim;

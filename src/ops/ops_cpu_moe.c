@@ -191,7 +191,7 @@ void cpu_moe_hidden(ops *o, float *y, float *hidden, const float *x, const exper
     const size_t h_bytes = (pairs * (size_t)ex->inter * sizeof(float) + 63) & ~(size_t)63;
     const size_t g_bytes = groups * sizeof(group), p_bytes = pairs * sizeof(int32_t);
     char *p = work_need(&c->shared, h_bytes + g_bytes + p_bytes + ((size_t)ex->count + 1) * sizeof(int32_t));
-    j.h = (float *)p;
+    j.h = (float *)(void *)p;
     j.groups = (group *)(p + h_bytes);
     j.pair = (int32_t *)(p + h_bytes + g_bytes);
     sort_pairs(&j, (int32_t *)(p + h_bytes + g_bytes + p_bytes), idx);

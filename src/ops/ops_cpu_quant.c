@@ -60,8 +60,8 @@ static void quantize_pairs(const qmoe_job *j, int thread, int threads, bool down
     for (int64_t p = begin; p < end; p++) {
         const int e = j->idx[p];
         if (down) {
-            qact_make(&j->c->q, j->down_act + (size_t)p * act_bytes(inter), j->hidden + p * inter, inter, ex->down_q[e].act,
-                      ex->down_q[e].input_scale);
+            qact_make(&j->c->q, j->down_act + (size_t)p * act_bytes(inter), j->hidden + p * inter, inter,
+                      ex->down_q[e].act, ex->down_q[e].input_scale);
             continue;
         }
         const float *x = j->x + p / j->k * n;
@@ -102,7 +102,8 @@ static void qmoe_part(void *ctx, int thread, int threads) {
     }
 }
 
-void cpu_qmoe(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx, const float *wt, int rows, int k) {
+void cpu_qmoe(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx, const float *wt,
+              int rows, int k) {
     cpu *c = o->self;
     const size_t pairs = (size_t)(rows < ROW_BLOCK ? rows : ROW_BLOCK) * (size_t)k;
     const size_t in = pairs * act_bytes(ex->hidden), down = pairs * act_bytes(ex->inter);
@@ -113,9 +114,18 @@ void cpu_qmoe(ops *o, float *y, float *hidden, const float *x, const experts *ex
     for (int r = 0; r < rows; r += ROW_BLOCK) {
         const int m = rows - r < ROW_BLOCK ? rows - r : ROW_BLOCK;
         const int64_t at = (int64_t)r * k;
-        qmoe_job j = { .c = c, .y = y + (int64_t)r * ex->hidden, .x = x + (int64_t)r * ex->hidden, .wt = wt + at, .ex = ex, .idx = idx + at,
-                       .hidden = hidden ? hidden + at * ex->inter : (float *)(p + 2 * in + down), .rows = m, .k = k,
-                       .gate_act = p, .up_act = p + in, .down_act = p + 2 * in };
+        qmoe_job j = { .c = c,
+                       .y = y + (int64_t)r * ex->hidden,
+                       .x = x + (int64_t)r * ex->hidden,
+                       .wt = wt + at,
+                       .ex = ex,
+                       .idx = idx + at,
+                       .hidden = hidden ? hidden + at * ex->inter : (float *)(void *)(p + 2 * in + down),
+                       .rows = m,
+                       .k = k,
+                       .gate_act = p,
+                       .up_act = p + in,
+                       .down_act = p + 2 * in };
         cpu_run(c, qmoe_part, &j, 3.0 * m * k * ex->inter * ex->hidden);
     }
 }

@@ -60,7 +60,9 @@ static void host_fill_zero(ops *o, void *dst, size_t bytes) {
 }
 
 static void check_type(dtype t, linear_format f, const char *name) {
-    const bool ok = f == LINEAR_NVFP4 ? t == DT_U8 : f == LINEAR_FP8 ? t == DT_F8_E4M3 : t == DT_BF16 || t == DT_F16 || t == DT_F32;
+    const bool ok = f == LINEAR_NVFP4 ? t == DT_U8
+                    : f == LINEAR_FP8 ? t == DT_F8_E4M3
+                                      : t == DT_BF16 || t == DT_F16 || t == DT_F32;
     CHECK(ok, "%s: type %s", name, dtype_name(t));
 }
 
@@ -83,7 +85,9 @@ static bool host_linear_new(ops *o, linear **out, const linear_desc *d, err *e) 
     check_data(d->data, d->type, name);
     CHECK(d->rows > 0 && d->cols > 0, "%s: [%d, %d]", name, d->rows, d->cols);
     linear *w = xmalloc(sizeof *w);
-    *w = (linear){ .name = xstrdup(name), .type = d->type, .rows = d->rows, .cols = d->cols, .data = d->data, .q = d->q };
+    *w = (linear){
+        .name = xstrdup(name), .type = d->type, .rows = d->rows, .cols = d->cols, .data = d->data, .q = d->q
+    };
     *out = w;
     return true;
 }

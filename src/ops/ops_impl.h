@@ -16,7 +16,7 @@ struct experts {
     char *name;
     dtype type;
     int count, inter, hidden;
-    const void **gate, **up, **down; /* [count] */
+    const void **gate, **up, **down;      /* [count] */
     linear_quant *gate_q, *up_q, *down_q; /* [count], or NULL: plain */
 };
 
@@ -24,9 +24,13 @@ struct experts {
 static inline linear_desc linear_view(const linear *w) {
     return (linear_desc){ .type = w->type, .rows = w->rows, .cols = w->cols, .data = w->data, .q = w->q };
 }
-static inline linear_desc expert_view(const experts *x, const void *const *data, const linear_quant *q, int e, bool down) {
-    return (linear_desc){ .type = x->type, .rows = down ? x->hidden : x->inter, .cols = down ? x->inter : x->hidden,
-                          .data = data[e], .q = q ? q[e] : (linear_quant){ .format = LINEAR_PLAIN } };
+static inline linear_desc expert_view(const experts *x, const void *const *data, const linear_quant *q, int e,
+                                      bool down) {
+    return (linear_desc){ .type = x->type,
+                          .rows = down ? x->hidden : x->inter,
+                          .cols = down ? x->inter : x->hidden,
+                          .data = data[e],
+                          .q = q ? q[e] : (linear_quant){ .format = LINEAR_PLAIN } };
 }
 
 enum { OPS_TILE = 64 }; /* absolute positions per attention tile (NUMERICS 5) */

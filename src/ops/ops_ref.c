@@ -398,8 +398,8 @@ static void ref_route(ops *o, int32_t *idx, float *wt, const float *logits, int 
 }
 
 /* One projection of expert e for one row. */
-static void expert_rows(ref *f, float *y, const float *x, const experts *ex, const void *const *data, const linear_quant *q,
-                        int e, bool down) {
+static void expert_rows(ref *f, float *y, const float *x, const experts *ex, const void *const *data,
+                        const linear_quant *q, int e, bool down) {
     const linear_desc d = expert_view(ex, data, q, e, down);
     if (d.q.format != LINEAR_PLAIN)
         quantized_row(f, y, x, &d);

@@ -6,22 +6,25 @@
 enum { BLOCK = NVFP4_BLOCK };
 
 /* E2M1 doubled is an integer. */
-static const int8_t twice[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
+static const int16_t twice[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
 
 /* A quantized row: integers that multiply the weight's integers. Layout of the work memory. */
 typedef struct qact {
-    int16_t *v;      /* [K] FP4: doubled codes; INT8: codes */
-    int32_t *scale;  /* [K / 16] FP4: E4M3 value x 512; INT8: the block's integer */
-    int32_t *wide;   /* [K] FP8: E4M3 value x 512 */
-    float *x;        /* [K] FLOAT: the inputs */
-    float *factor;   /* INT8: the row's t; others unused */
+    int16_t *v;     /* [K] FP4: doubled codes; INT8: codes */
+    int32_t *scale; /* [K / 16] FP4: E4M3 value x 512; INT8: the block's integer */
+    int32_t *wide;  /* [K] FP8: E4M3 value x 512 */
+    float *x;       /* [K] FLOAT: the inputs */
+    float *factor;  /* INT8: the row's t; others unused */
 } qact;
 
 static qact parts(void *act, int K) {
     uint8_t *p = act;
     const size_t k = (size_t)(K + BLOCK - 1) / BLOCK * BLOCK;
-    return (qact){ .v = (int16_t *)p, .scale = (int32_t *)(p + 2 * k), .wide = (int32_t *)(p + 3 * k), .x = (float *)(p + 3 * k),
-                   .factor = (float *)(p + 7 * k) };
+    return (qact){ .v = (int16_t *)(void *)p,
+                   .scale = (int32_t *)(void *)(p + 2 * k),
+                   .wide = (int32_t *)(void *)(p + 3 * k),
+                   .x = (float *)(void *)(p + 3 * k),
+                   .factor = (float *)(void *)(p + 7 * k) };
 }
 
 size_t qact_bytes(int K) { return (size_t)(K + BLOCK - 1) / BLOCK * BLOCK * 7 + 64; }
@@ -158,7 +161,8 @@ void qlinear_rows(float *y, const linear_desc *d, const void *act, int n0, int n
             else
                 *y = fp8_row_int(w, a.wide, K, &bad) * 0x1p-18f * (d->q.scale_2 * d->q.input_scale);
         } else {
-            const uint8_t *codes = (const uint8_t *)d->data + (int64_t)n * (K / 2), *scales = d->q.scales + (int64_t)n * (K / BLOCK);
+            const uint8_t *codes = (const uint8_t *)d->data + (int64_t)n * (K / 2),
+                          *scales = d->q.scales + (int64_t)n * (K / BLOCK);
             if (d->q.act == LINEAR_ACT_FLOAT)
                 *y = nvfp4_row_float(codes, scales, a.x, K) * d->q.scale_2;
             else if (d->q.act == LINEAR_ACT_INT8)

@@ -70,7 +70,8 @@ static bool read_entry(amax_table *t, const st_tensor *x, const char *path, err 
     else
         memcpy(&h, x->data, sizeof h), v = bf16_to_f32(h);
     if (!isfinite(v) || v < 0)
-        return fail(e, ERR_INPUT, "E-AMAX-ENTRY", "%s: " STR_FMT ": %g is no maximum of |x| (calibrate again)", path, STR_ARG(x->name), (double)v);
+        return fail(e, ERR_INPUT, "E-AMAX-ENTRY", "%s: " STR_FMT ": %g is no maximum of |x| (calibrate again)", path,
+                    STR_ARG(x->name), (double)v);
     amax_raise(t, x->name, v);
     return true;
 }
@@ -86,14 +87,17 @@ bool amax_load(amax_table *out, const char *path, err *e) {
     return ok;
 }
 
-static int by_name(const void *a, const void *b) { return str_cmp(((const amax_entry *)a)->name, ((const amax_entry *)b)->name); }
+static int by_name(const void *a, const void *b) {
+    return str_cmp(((const amax_entry *)a)->name, ((const amax_entry *)b)->name);
+}
 
 bool amax_save(const amax_table *t, const char *path, err *e) {
     amax_entry *sorted = xmalloc((size_t)t->n * sizeof *sorted);
     st_out *out = xcalloc((size_t)t->n, sizeof *out);
     if (t->n) memcpy(sorted, t->v, (size_t)t->n * sizeof *sorted);
     qsort(sorted, (size_t)t->n, sizeof *sorted, by_name);
-    for (int i = 0; i < t->n; i++) out[i] = (st_out){ .name = sorted[i].name.p, .type = DT_F32, .data = &sorted[i].value };
+    for (int i = 0; i < t->n; i++)
+        out[i] = (st_out){ .name = sorted[i].name.p, .type = DT_F32, .data = &sorted[i].value };
     const bool ok = st_write(path, out, t->n, e);
     free(sorted);
     free(out);

@@ -12,16 +12,16 @@
 
 typedef struct amax_entry {
     str name;
-    float value;       /* >= 0, finite */
+    float value; /* >= 0, finite */
 } amax_entry;
 
 typedef struct amax_table {
     arena mem;
-    amax_entry *v;     /* [n] in order of insertion */
+    amax_entry *v; /* [n] in order of insertion */
     int n, cap;
-    int *slots;        /* open hash over v; [slot_cap] */
+    int *slots; /* open hash over v; [slot_cap] */
     int slot_cap;
-    const char *source;/* what made it, for the export's provenance: "calibrated", a file name ... ; borrowed */
+    const char *source; /* what made it, for the export's provenance: "calibrated", a file name ... ; borrowed */
 } amax_table;
 
 /* v[name] = max(v[name], value), inserting at need. value must be finite and >= 0 (CHECK): callers scan first. */

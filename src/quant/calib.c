@@ -34,8 +34,8 @@ typedef struct watch {
     calib_report *report;
     quant_kern k;
     err *e;
-    int layer;              /* row of report->routed */
-    char attn[300];         /* "...self_attn" of the attention block that runs now */
+    int layer;      /* row of report->routed */
+    char attn[300]; /* "...self_attn" of the attention block that runs now */
 } watch;
 
 static void raise(watch *w, const char *name, const float *x, int64_t ld, int rows, int cols) {
@@ -51,7 +51,8 @@ static void raise(watch *w, const char *name, const float *x, int64_t ld, int ro
     if (isfinite(amax))
         amax_raise(w->out, str_of(name), amax);
     else
-        fail(w->e, ERR_INPUT, "E-CALIB-NONFINITE", "%s: NaN or Inf in its input (`nibble inspect --scan` looks for them in the weights)", name);
+        fail(w->e, ERR_INPUT, "E-CALIB-NONFINITE",
+             "%s: NaN or Inf in its input (`nibble inspect --scan` looks for them in the weights)", name);
 }
 
 static void on_linear(watch *w, const ops_event *ev) {
@@ -94,7 +95,7 @@ static void on_op(void *ctx, ops *inner, const ops_event *ev) {
 /* ---- hidden states of all sequences ---- */
 
 typedef struct store {
-    float *x;               /* [tokens, H] */
+    float *x; /* [tokens, H] */
     size_t bytes;
     bool spilled;
 } store;
@@ -102,24 +103,29 @@ typedef struct store {
 static bool store_open(store *s, int64_t tokens, int hidden, int64_t max_ram, err *e) {
     *s = (store){ .bytes = (size_t)tokens * (size_t)hidden * sizeof(float) };
     s->spilled = max_ram > 0 && (int64_t)s->bytes > max_ram;
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS, fd = -1;
+    void *p = NULL;
     if (s->spilled) {
         FILE *f = tmpfile(); /* unlinked: nothing is left behind, however the process ends */
-        fd = f ? dup(fileno(f)) : -1;
-        if (f) fclose(f);
-        if (fd < 0 || ftruncate(fd, (off_t)s->bytes) != 0)
-            return fail(e, ERR_MACHINE, "E-CALIB-SPILL", "temporary file of %zu bytes: %s (set TMPDIR to a disk with room)", s->bytes, strerror(errno));
-        flags = MAP_SHARED;
+        if (f && ftruncate(fileno(f), (off_t)s->bytes) == 0)
+            p = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(f), 0);
+        if (p == MAP_FAILED) p = NULL;
+        if (f) fclose(f); /* the mapping outlives it */
+    } else {
+        p = malloc(s->bytes);
     }
-    void *p = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
-    if (fd >= 0) close(fd);
-    if (p == MAP_FAILED) return fail(e, ERR_MACHINE, "E-CALIB-SPILL", "%zu bytes of hidden states: %s", s->bytes, strerror(errno));
+    if (!p)
+        return fail(e, ERR_MACHINE, "E-CALIB-SPILL", "%zu bytes of hidden states: %s (set TMPDIR to a disk with room)",
+                    s->bytes, strerror(errno));
     s->x = p;
     return true;
 }
 
 static void store_close(store *s) {
-    if (s->x) munmap(s->x, s->bytes);
+    if (!s->x) return;
+    if (s->spilled)
+        munmap(s->x, s->bytes);
+    else
+        free(s->x);
 }
 
 /* ---- the walk ---- */
@@ -141,7 +147,8 @@ static void forget_layer(const calibration *c, int layer, bool mtp) {
     for (int i = 0; i < files->tensor_count; i++) {
         const st_tensor *t = ckpt_at(files, i);
         if (name_is_mtp(t->name) != mtp || (!mtp && name_layer(t->name) != layer)) continue;
-        const uintptr_t from = ((uintptr_t)t->data + page - 1) / page * page, to = ((uintptr_t)t->data + t->bytes) / page * page;
+        const uintptr_t from = ((uintptr_t)t->data + page - 1) / page * page,
+                        to = ((uintptr_t)t->data + t->bytes) / page * page;
         if (to > from) madvise((void *)from, to - from, MADV_DONTNEED);
     }
 }
@@ -158,7 +165,8 @@ static bool run_sequence(calibration *c, const id_list *seq, float *x, stage wha
     engine *g = c->g;
     const int h = g->config.hidden, n = (int)seq->n;
     ops *o = g->o;
-    if (what == STAGE_LAYER && g->n.layers[layer].kind == LAYER_GDN) state_reset_gdn(&g->st, 0, g->n.layers[layer].index);
+    if (what == STAGE_LAYER && g->n.layers[layer].kind == LAYER_GDN)
+        state_reset_gdn(&g->st, 0, g->n.layers[layer].index);
     for (int at = 0; at < n; at += c->chunk) {
         const int rows = n - at < c->chunk ? n - at : c->chunk;
         const size_t bytes = (size_t)rows * (size_t)h * sizeof(float);
@@ -234,11 +242,13 @@ static bool check_data(const calib_data *d, const model_config *c, err *e) {
     if (d->n == 0) return fail(e, ERR_INPUT, "E-CALIB-EMPTY", "calibration: no tokens in the given data");
     for (int i = 0; i < d->n; i++) {
         if (d->v[i].n > (size_t)c->max_position)
-            return fail(e, ERR_INPUT, "E-CALIB-LONG", "calibration: sample %d has %zu tokens, the model's context is %d (lower --seq)", i,
-                        d->v[i].n, c->max_position);
+            return fail(e, ERR_INPUT, "E-CALIB-LONG",
+                        "calibration: sample %d has %zu tokens, the model's context is %d (lower --seq)", i, d->v[i].n,
+                        c->max_position);
         for (size_t k = 0; k < d->v[i].n; k++)
             if (d->v[i].v[k] < 0 || d->v[i].v[k] >= c->vocab)
-                return fail(e, ERR_INPUT, "E-ENGINE-TOKEN", "calibration: sample %d: id %d is outside the vocabulary of %d", i, d->v[i].v[k], c->vocab);
+                return fail(e, ERR_INPUT, "E-ENGINE-TOKEN",
+                            "calibration: sample %d: id %d is outside the vocabulary of %d", i, d->v[i].v[k], c->vocab);
     }
     return true;
 }
@@ -250,17 +260,21 @@ static int longest(const calib_data *d) {
     return (int)n;
 }
 
-bool calib_run(amax_table *out, calib_report *report, const char *dir, const calib_data *data, const calib_options *opt, err *e) {
+bool calib_run(amax_table *out, calib_report *report, const char *dir, const calib_data *data, const calib_options *opt,
+               err *e) {
     const double t0 = clock_seconds();
     calibration c = { .data = data, .opt = opt, .chunk = opt->chunk > 0 ? opt->chunk : 512 };
     ops *tap = NULL, *plain = NULL;
     *out = (amax_table){ .source = data->what };
     *report = (calib_report){ .tokens = data->tokens };
-    const engine_options eo = { .ops = opt->ops, .ctx = longest(data), .chunk = c.chunk, .kv = KV_CACHE_F32, .no_text = true };
+    const engine_options eo = {
+        .ops = opt->ops, .ctx = longest(data), .chunk = c.chunk, .kv = KV_CACHE_F32, .no_text = true
+    };
     bool ok = data->n > 0 || check_data(data, NULL, e);
     ok = ok && engine_open(&c.g, dir, &eo, e) && check_data(data, &c.g->config, e) &&
          store_open(&c.hidden, data->tokens, c.g->config.hidden, opt->max_ram_bytes, e);
-    if (ok && opt->mtp_steps > 0 && !c.g->n.has_mtp) ok = fail(e, ERR_INPUT, "E-QUANT-MTP", "%s: no draft head to calibrate (use --mtp none)", dir);
+    if (ok && opt->mtp_steps > 0 && !c.g->n.has_mtp)
+        ok = fail(e, ERR_INPUT, "E-QUANT-MTP", "%s: no draft head to calibrate (use --mtp none)", dir);
     if (ok) {
         report->layers = c.g->config.layers + (opt->mtp_steps > 0);
         report->experts = c.g->config.experts;

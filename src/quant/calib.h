@@ -11,28 +11,29 @@
 #include "engine/engine.h"
 #include "quant/amax.h"
 
-typedef struct calib_data {  /* token sequences; calib_data_free */
+typedef struct calib_data { /* token sequences; calib_data_free */
     id_list *v;
     int n;
     int64_t tokens;
-    char what[200];          /* for the export's provenance: "built-in corpus, 64 samples, 20480 tokens" */
+    char what[200]; /* for the export's provenance: "built-in corpus, 64 samples, 20480 tokens" */
 } calib_data;
 void calib_data_add(calib_data *d, const int32_t *tokens, size_t n); /* copies; empty ones are ignored */
 void calib_data_free(calib_data *d);
 
 typedef struct calib_options {
     ops_options ops;
-    int chunk;               /* rows per pass; 0 = 512 */
-    int64_t max_ram_bytes;   /* > 0: hidden states beyond it go to a temporary file, and weights leave memory after their layer */
-    int mtp_steps;           /* draft steps to run through the head: 0 (no head), 1 or 2 */
+    int chunk; /* rows per pass; 0 = 512 */
+    int64_t
+        max_ram_bytes; /* > 0: hidden states beyond it go to a temporary file, and weights leave memory after their layer */
+    int mtp_steps;     /* draft steps to run through the head: 0 (no head), 1 or 2 */
     void (*on_progress)(void *ctx, int layer, int layers); /* after each layer; the head counts as one; may be NULL */
     void *ctx;
     volatile const int *cancel;
 } calib_options;
 
 typedef struct calib_report {
-    int layers, experts;     /* rows x columns of `routed`; the last row is the draft head's when it was run */
-    int64_t *routed;         /* [layers][experts] (token, expert) pairs */
+    int layers, experts; /* rows x columns of `routed`; the last row is the draft head's when it was run */
+    int64_t *routed;     /* [layers][experts] (token, expert) pairs */
     int64_t tokens;
     double seconds;
     bool spilled;
@@ -40,7 +41,8 @@ typedef struct calib_report {
 
 /* Runs the model in `dir` over the sequences. Errors: those of engine_open; E-CALIB-EMPTY, E-CALIB-LONG (a sequence longer
  * than the model's context), E-CALIB-NONFINITE (names the quantizer), E-CALIB-SPILL, E-ENGINE-TOKEN. */
-NODISCARD bool calib_run(amax_table *out, calib_report *report, const char *dir, const calib_data *data, const calib_options *opt, err *e);
+NODISCARD bool calib_run(amax_table *out, calib_report *report, const char *dir, const calib_data *data,
+                         const calib_options *opt, err *e);
 void calib_report_free(calib_report *r);
 /* Experts that no token reached, over all layers. */
 int calib_unseen(const calib_report *r);

@@ -10,7 +10,7 @@ enum { MAX_FILE = 1 << 30, SELF_SEED = 20260 };
 
 typedef struct reader {
     tokenizer *tok;
-    chat_template *tmpl;   /* NULL: no template, messages are refused */
+    chat_template *tmpl; /* NULL: no template, messages are refused */
     const calib_source *s;
     calib_data *out;
     int skipped;
@@ -91,8 +91,10 @@ bool calib_data_file(calib_data *out, const calib_source *s, const char *path, c
         ok = lines ? add_lines(&r, buf_view(&text), path, e) : add_text(&r, buf_view(&text), true, e);
     }
     if (ok && out->n == 0) ok = fail(e, ERR_INPUT, "E-CALIB-EMPTY", "%s: no text to calibrate with", path);
-    if (ok && r.skipped) log_say("W-CALIB-SKIPPED", "%s: %d lines that the chat template refuses were left out", path, r.skipped);
-    if (ok) snprintf(out->what, sizeof out->what, "%s: %d sequences, %lld tokens", label, out->n, (long long)out->tokens);
+    if (ok && r.skipped)
+        log_say("W-CALIB-SKIPPED", "%s: %d lines that the chat template refuses were left out", path, r.skipped);
+    if (ok)
+        snprintf(out->what, sizeof out->what, "%s: %d sequences, %lld tokens", label, out->n, (long long)out->tokens);
     buf_free(&text);
     reader_close(&r);
     if (!ok) calib_data_free(out);
@@ -121,16 +123,20 @@ bool calib_data_ids(calib_data *out, const char *path, int samples, int seq, err
     bool ok = json_parse_file(&v, &mem, path, NULL, e);
     if (ok && json_is(v, JSON_OBJECT)) v = json_get(v, "sequences");
     if (ok && (!json_is(v, JSON_ARRAY) || v->n == 0))
-        ok = fail(e, ERR_INPUT, "E-CMD-IDS", "%s: expected a list of token ids, a list of lists, or an object with `sequences`", path);
+        ok = fail(e, ERR_INPUT, "E-CMD-IDS",
+                  "%s: expected a list of token ids, a list of lists, or an object with `sequences`", path);
     if (ok && v->u.items[0].type != JSON_ARRAY) {
         ok = add_ids(out, v, path, seq, e);
     } else {
         for (uint32_t i = 0; ok && i < v->n && (samples <= 0 || out->n < samples); i++)
-            ok = json_is(&v->u.items[i], JSON_ARRAY) ? add_ids(out, &v->u.items[i], path, seq, e)
-                                                    : fail(e, ERR_INPUT, "E-CMD-IDS", "%s: element %u is no list", path, i);
+            ok = json_is(&v->u.items[i], JSON_ARRAY)
+                     ? add_ids(out, &v->u.items[i], path, seq, e)
+                     : fail(e, ERR_INPUT, "E-CMD-IDS", "%s: element %u is no list", path, i);
     }
     if (ok && out->n == 0) ok = fail(e, ERR_INPUT, "E-CALIB-EMPTY", "%s: no tokens", path);
-    if (ok) snprintf(out->what, sizeof out->what, "token ids of %s: %d sequences, %lld tokens", path, out->n, (long long)out->tokens);
+    if (ok)
+        snprintf(out->what, sizeof out->what, "token ids of %s: %d sequences, %lld tokens", path, out->n,
+                 (long long)out->tokens);
     arena_free(&mem);
     if (!ok) calib_data_free(out);
     return ok;
@@ -149,14 +155,21 @@ static bool continue_one(engine *g, session *s, id_list *tokens, int seq, int in
     const int room = seq - (int)tokens->n;
     if (room <= 0) return true;
     const int depth = s->drafting ? 2 : 0;
-    const gen_options opt = { .max_tokens = room, .depth = depth, .stop_ids = g->config.stop_ids, .n_stop_ids = g->config.stop_count,
-                              .sampling = { .temperature = 1, .top_p = 1, .seed = SELF_SEED, .choice = (uint32_t)index },
-                              .on_token = keep_token, .ctx = tokens };
+    const gen_options opt = {
+        .max_tokens = room,
+        .depth = depth,
+        .stop_ids = g->config.stop_ids,
+        .n_stop_ids = g->config.stop_count,
+        .sampling = { .temperature = 1, .top_p = 1, .seed = SELF_SEED, .choice = (uint32_t)index },
+        .on_token = keep_token,
+        .ctx = tokens
+    };
     session_reset(s);
     return session_set(s, tokens->v, (int)tokens->n, e) && session_generate(s, &opt, &r, e);
 }
 
-bool calib_data_self(calib_data *out, const calib_source *s, const char *prompts_path, const ops_options *backend, err *e) {
+bool calib_data_self(calib_data *out, const calib_source *s, const char *prompts_path, const ops_options *backend,
+                     err *e) {
     calib_data prompts;
     engine *g = NULL;
     session one = { 0 };
@@ -169,7 +182,9 @@ bool calib_data_self(calib_data *out, const calib_source *s, const char *prompts
         ok = continue_one(g, &one, &prompts.v[i], seq, i, e);
         if (ok) calib_data_add(out, prompts.v[i].v, prompts.v[i].n);
     }
-    if (ok) snprintf(out->what, sizeof out->what, "the model's own text: %d sequences, %lld tokens", out->n, (long long)out->tokens);
+    if (ok)
+        snprintf(out->what, sizeof out->what, "the model's own text: %d sequences, %lld tokens", out->n,
+                 (long long)out->tokens);
     session_close(&one);
     engine_close(g);
     calib_data_free(&prompts);

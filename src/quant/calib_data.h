@@ -17,6 +17,7 @@ NODISCARD bool calib_data_file(calib_data *out, const calib_source *s, const cha
 /* Token ids: a list, a list of lists, an object with `sequences`. Needs no tokenizer. Errors: E-FILE-*, E-CMD-IDS. */
 NODISCARD bool calib_data_ids(calib_data *out, const char *path, int samples, int seq, err *e);
 /* The model writes: sampled answers (temperature 1, fixed seed) to the first messages of a JSONL file of prompts. */
-NODISCARD bool calib_data_self(calib_data *out, const calib_source *s, const char *prompts_path, const ops_options *backend, err *e);
+NODISCARD bool calib_data_self(calib_data *out, const calib_source *s, const char *prompts_path,
+                               const ops_options *backend, err *e);
 
 #endif

@@ -83,7 +83,7 @@ static void strings(out *o, const char *k, const str *v, int n) {
 static const char *algo(qformat f) { return f == QF_NVFP4 ? "NVFP4" : f == QF_NVFP4_W ? "W4A16_NVFP4" : "FP8"; }
 
 typedef struct summary {
-    bool used[4];      /* by qformat */
+    bool used[4]; /* by qformat */
     int kinds;
     qformat only;
     const str *excludes;
@@ -222,7 +222,8 @@ static void config_text(out *o, const plan *p, const summary *s) {
         }
         open_(o, '{');
         for (uint32_t k = 0; k < m->value.n; k++)
-            if (!is_dtype_key(m->value.u.members[k].key)) key(o, m->value.u.members[k].key), tree(o, &m->value.u.members[k].value);
+            if (!is_dtype_key(m->value.u.members[k].key))
+                key(o, m->value.u.members[k].key), tree(o, &m->value.u.members[k].value);
         text(o, "dtype", STR("bfloat16"));
         close_(o, '}');
     }
@@ -234,7 +235,8 @@ static void config_text(out *o, const plan *p, const summary *s) {
 }
 
 static void hf_quant_text(out *o, const plan *p, const summary *s, const provenance *from) {
-    static const char *const kv[] = { "calibrated", "cast (scale 1)", "none" }, *const mtp[] = { "nvfp4", "bf16", "none" };
+    static const char *const kv[] = { "calibrated", "cast (scale 1)", "none" }, *const mtp[] = { "nvfp4", "bf16",
+                                                                                                 "none" };
     open_(o, '{');
     producer(o);
     key(o, STR("quantization"));
@@ -274,8 +276,8 @@ static bool put(const char *dir, const char *name, str content, err *e) {
 /* Weights, their index and the configs are made anew; everything else of the source's folder goes along. */
 static bool is_sidecar(const char *name) {
     const str s = str_of(name);
-    if (name[0] == '.' || str_ends(s, STR(".safetensors")) || str_ends(s, STR(".safetensors.index.json")) || str_ends(s, STR(".bin")) ||
-        str_ends(s, STR(".gguf")) || str_ends(s, STR(".pt")) || str_ends(s, STR(".pth")))
+    if (name[0] == '.' || str_ends(s, STR(".safetensors")) || str_ends(s, STR(".safetensors.index.json")) ||
+        str_ends(s, STR(".bin")) || str_ends(s, STR(".gguf")) || str_ends(s, STR(".pt")) || str_ends(s, STR(".pth")))
         return false;
     return strcmp(name, "config.json") != 0 && strcmp(name, "hf_quant_config.json") != 0;
 }
@@ -296,8 +298,10 @@ static bool sidecars(const char *dir, const char *src, err *e) {
         free(path);
     }
     closedir(d);
-    if (ok && !card) log_say("W-QUANT-CARD", "%s: no README.md: the export carries no model card (add one before publishing)", src);
-    if (ok && !licence) log_say("W-QUANT-LICENCE", "%s: no LICENSE file: the export carries none (add the base model's)", src);
+    if (ok && !card)
+        log_say("W-QUANT-CARD", "%s: no README.md: the export carries no model card (add one before publishing)", src);
+    if (ok && !licence)
+        log_say("W-QUANT-LICENCE", "%s: no LICENSE file: the export carries none (add the base model's)", src);
     return ok;
 }
 

@@ -37,7 +37,8 @@ static bool has(const list *l, str s) {
 /* Some quantized trunk module starts with `prefix`: then "prefix*" would exclude it. */
 static bool hits_quantized(const plan *p, str prefix) {
     for (int i = 0; i < p->n_modules; i++)
-        if (p->modules[i].format != QF_KEEP && !p->modules[i].is_mtp && str_starts(p->modules[i].name, prefix)) return true;
+        if (p->modules[i].format != QF_KEEP && !p->modules[i].is_mtp && str_starts(p->modules[i].name, prefix))
+            return true;
     return false;
 }
 
@@ -78,7 +79,8 @@ static void candidates(list *l, const plan *p) {
     for (int i = 0; i < p->n_tensors; i++) {
         const qtensor *t = &p->tensors[i];
         if (t->part == QP_COPY && is_quantizable(t->name, t->src)) exclude(l, p, (str){ t->name.p, t->name.n - 7 });
-        if (t->part == QP_COPY && !name_is_mtp(t->name) && (str_ends(t->name, STR(".experts.gate_up_proj")) || str_ends(t->name, STR(".experts.down_proj"))))
+        if (t->part == QP_COPY && !name_is_mtp(t->name) &&
+            (str_ends(t->name, STR(".experts.gate_up_proj")) || str_ends(t->name, STR(".experts.down_proj"))))
             exclude(l, p, t->name);
         if (t->part == QP_SLICE && !name_is_mtp(t->name)) exclude(l, p, (str){ t->name.p, t->name.n - 7 });
     }
@@ -129,7 +131,7 @@ const str *configs_excludes(const plan *p, arena *mem, bool modelopt_only, int *
         uniform = uniform && f == first;
     }
     if (uniform) candidates(&l, p);
-    qsort(l.v, (size_t)l.n, sizeof *l.v, by_text);
+    if (l.n) qsort(l.v, (size_t)l.n, sizeof *l.v, by_text);
     draft_head(&l, p, modelopt_only);
     if (uniform && !modelopt_only) other_namespaces(&l, p);
     str *out = arena_take(mem, (size_t)l.n + 1, sizeof *out);

@@ -40,7 +40,8 @@ bool mtp_scales_fill(amax_table *t, const plan *p, mtp_scales how, double factor
         const int m = snprintf(to, sizeof to, "mtp.layers.0.%s", roles[i]);
         const float a = amax_get(t, (str){ from, (size_t)n });
         if (a < 0)
-            return fail(e, ERR_INPUT, "E-QUANT-AMAX", "%s: no maximum to make the draft head's from (calibrate the trunk, or --mtp bf16)", from);
+            return fail(e, ERR_INPUT, "E-QUANT-AMAX",
+                        "%s: no maximum to make the draft head's from (calibrate the trunk, or --mtp bf16)", from);
         amax_set(t, (str){ to, (size_t)m }, kv ? a : (float)((double)a * factor));
     }
     return true;

@@ -7,7 +7,8 @@
 #include "model/names.h"
 
 const char *qfamily_name(qfamily f) {
-    static const char *const names[QM_COUNT] = { "gdn", "gdn a,b", "attention", "router", "experts", "shared expert", "mlp", "lm_head", "mtp.fc" };
+    static const char *const names[QM_COUNT] = { "gdn",           "gdn a,b", "attention", "router", "experts",
+                                                 "shared expert", "mlp",     "lm_head",   "mtp.fc" };
     return names[f];
 }
 
@@ -21,7 +22,7 @@ typedef struct walk {
     plan *p;
     err *e;
     int cap_modules, cap_tensors, fusions;
-    uint8_t *hit;      /* [n_include + n_exclude] globs that matched a Linear */
+    uint8_t *hit; /* [n_include + n_exclude] globs that matched a Linear */
 } walk;
 
 static str name_of(walk *w, const char *fmt, ...) PRINTF_LIKE(2, 3);
@@ -63,9 +64,7 @@ static void copy_tensor(walk *w, const st_tensor *src) {
     t->bytes = src->bytes;
 }
 
-static const st_tensor *find(walk *w, const char *name) {
-    return ckpt_find(w->p->src, str_of(name));
-}
+static const st_tensor *find(walk *w, const char *name) { return ckpt_find(w->p->src, str_of(name)); }
 
 /* Copy "<prefix><tail>" when it is there. */
 static void copy_named(walk *w, str prefix, const char *tail) {
@@ -91,7 +90,8 @@ static bool check_source(walk *w, const qmodule *m) {
         return fail(w->e, ERR_INPUT, "E-QUANT-DTYPE", STR_FMT ": %s cannot be quantized (BF16, F16 or F32 is needed)",
                     STR_ARG(m->src->name), dtype_name(m->src->type));
     if (m->format != QF_FP8 && m->cols % 16 != 0)
-        return fail(w->e, ERR_INPUT, "E-QUANT-SHAPE", STR_FMT ": %d input columns are not divisible by the block size 16 (--exclude it)",
+        return fail(w->e, ERR_INPUT, "E-QUANT-SHAPE",
+                    STR_FMT ": %d input columns are not divisible by the block size 16 (--exclude it)",
                     STR_ARG(m->name), m->cols);
     return true;
 }
@@ -99,7 +99,8 @@ static bool check_source(walk *w, const qmodule *m) {
 /* A Linear that becomes codes and scales. */
 static void quantized_tensors(walk *w, const qmodule *m, int index) {
     const bool fp8 = m->format == QF_FP8;
-    qtensor *t = add_tensor(w, name_of(w, STR_FMT ".weight", STR_ARG(m->name)), QP_WEIGHT, fp8 ? DT_F8_E4M3 : DT_U8, index);
+    qtensor *t =
+        add_tensor(w, name_of(w, STR_FMT ".weight", STR_ARG(m->name)), QP_WEIGHT, fp8 ? DT_F8_E4M3 : DT_U8, index);
     shape2(t, m->rows, fp8 ? m->cols : m->cols / 2);
     if (m->format != QF_NVFP4_W) scalar(w, m->name, "input_scale", QP_INPUT_SCALE, index);
     if (fp8) {
@@ -138,8 +139,14 @@ static bool linear(walk *w, str prefix, const char *tail, qfamily family, int la
     snprintf(full, sizeof full, STR_FMT ".weight", STR_ARG(name));
     const st_tensor *src = find(w, full);
     if (!src) return true;
-    qmodule m = { .name = name, .family = family, .is_mtp = is_mtp, .src = src, .rows = (int)src->shape[0],
-                  .cols = src->rank == 2 ? (int)src->shape[1] : 0, .fusion = fusion, .layer = layer };
+    qmodule m = { .name = name,
+                  .family = family,
+                  .is_mtp = is_mtp,
+                  .src = src,
+                  .rows = (int)src->shape[0],
+                  .cols = src->rank == 2 ? (int)src->shape[1] : 0,
+                  .fusion = fusion,
+                  .layer = layer };
     note_globs(w, name);
     m.format = src->rank == 2 ? recipe_format(&w->p->recipe, family, name, is_mtp) : QF_KEEP;
     m.weight_key = name_of(w, STR_FMT ".weight_quantizer", STR_ARG(name));
@@ -156,12 +163,20 @@ static bool linear(walk *w, str prefix, const char *tail, qfamily family, int la
 }
 
 /* One projection of one routed expert. kept_fused: nothing of this layer's experts changes, the fused tensor is copied. */
-static bool expert(walk *w, str base, int e, const char *proj, const st_tensor *src, int64_t row0, int rows, int cols, int layer, bool is_mtp, int fusion) {
+static bool expert(walk *w, str base, int e, const char *proj, const st_tensor *src, int64_t row0, int rows, int cols,
+                   int layer, bool is_mtp, int fusion) {
     const str name = name_of(w, STR_FMT "%d.%s_proj", STR_ARG(base), e, proj);
     const char *fused = strcmp(proj, "down") == 0 ? "down_proj" : "gate_up_proj";
     const str experts_name = { base.p, base.n - 1 };
-    qmodule m = { .name = name, .family = QM_EXPERTS, .is_mtp = is_mtp, .src = src, .row0 = row0, .rows = rows, .cols = cols,
-                  .fusion = fusion, .layer = layer };
+    qmodule m = { .name = name,
+                  .family = QM_EXPERTS,
+                  .is_mtp = is_mtp,
+                  .src = src,
+                  .row0 = row0,
+                  .rows = rows,
+                  .cols = cols,
+                  .fusion = fusion,
+                  .layer = layer };
     note_globs(w, name);
     m.format = recipe_format(&w->p->recipe, QM_EXPERTS, name, is_mtp);
     m.weight_key = name_of(w, STR_FMT ".%s_weight_quantizers.%d", STR_ARG(experts_name), fused, e);
@@ -220,7 +235,8 @@ static bool experts(walk *w, str base, int layer, bool is_mtp) {
                 !expert(w, base, e, "down", down, (int64_t)e * hidden, hidden, inter, layer, is_mtp, -1))
                 return false;
         } else if (!split_expert(w, base, e, "gate", layer, is_mtp, fusion) ||
-                   !split_expert(w, base, e, "up", layer, is_mtp, fusion) || !split_expert(w, base, e, "down", layer, is_mtp, -1)) {
+                   !split_expert(w, base, e, "up", layer, is_mtp, fusion) ||
+                   !split_expert(w, base, e, "down", layer, is_mtp, -1)) {
             return false;
         }
     }
@@ -248,9 +264,11 @@ static bool attention(walk *w, str base, int layer, bool is_mtp) {
     if (!linear(w, base, "self_attn.q_proj", QM_ATTN, layer, is_mtp, fusion) ||
         !linear(w, base, "self_attn.k_proj", QM_ATTN, layer, is_mtp, fusion))
         return false;
-    if (kv) scalar(w, name_of(w, STR_FMT "self_attn.k_proj", STR_ARG(base)), "k_scale", QP_K_SCALE, w->p->n_modules - 1);
+    if (kv)
+        scalar(w, name_of(w, STR_FMT "self_attn.k_proj", STR_ARG(base)), "k_scale", QP_K_SCALE, w->p->n_modules - 1);
     if (!linear(w, base, "self_attn.v_proj", QM_ATTN, layer, is_mtp, fusion)) return false;
-    if (kv) scalar(w, name_of(w, STR_FMT "self_attn.v_proj", STR_ARG(base)), "v_scale", QP_V_SCALE, w->p->n_modules - 1);
+    if (kv)
+        scalar(w, name_of(w, STR_FMT "self_attn.v_proj", STR_ARG(base)), "v_scale", QP_V_SCALE, w->p->n_modules - 1);
     if (!linear(w, base, "self_attn.o_proj", QM_ATTN, layer, is_mtp, -1)) return false;
     copy_named(w, base, "self_attn.q_norm.weight");
     copy_named(w, base, "self_attn.k_norm.weight");
@@ -271,7 +289,8 @@ static bool delta_net(walk *w, str base, int layer) {
 }
 
 static bool one_layer(walk *w, str base, int layer, bool attn, bool is_mtp) {
-    if (!(attn ? attention(w, base, layer, is_mtp) : delta_net(w, base, layer)) || !mlp(w, base, layer, is_mtp)) return false;
+    if (!(attn ? attention(w, base, layer, is_mtp) : delta_net(w, base, layer)) || !mlp(w, base, layer, is_mtp))
+        return false;
     copy_named(w, base, "input_layernorm.weight");
     copy_named(w, base, "post_attention_layernorm.weight");
     return true;
@@ -287,7 +306,8 @@ static int vision_rank(str name) {
 }
 
 static int part_rank(str name) {
-    static const char *const order[] = { ".norm1.", ".norm2.", ".attn.qkv.", ".attn.proj.", ".norm.", ".linear_fc1.", ".linear_fc2." };
+    static const char *const order[] = { ".norm1.", ".norm2.",      ".attn.qkv.",  ".attn.proj.",
+                                         ".norm.",  ".linear_fc1.", ".linear_fc2." };
     for (size_t i = 0; i < ARRAY_LEN(order); i++)
         if (str_find(name, str_of(order[i])) >= 0) return (int)i;
     return -1;
@@ -320,14 +340,17 @@ static void vision(walk *w) {
 
 /* ---- the draft head ---- */
 
-static int by_name(const void *a, const void *b) { return str_cmp(((const qtensor *)a)->name, ((const qtensor *)b)->name); }
+static int by_name(const void *a, const void *b) {
+    return str_cmp(((const qtensor *)a)->name, ((const qtensor *)b)->name);
+}
 
 static bool draft_head(walk *w) {
     plan *p = w->p;
     const int first = p->n_tensors;
     if (p->recipe.mtp == MTP_NONE || !p->has_mtp) return true;
     const str mtp = STR("mtp.");
-    if (!linear(w, mtp, "fc", QM_MTP_FC, -1, true, -1) || !one_layer(w, STR("mtp.layers.0."), 0, true, true)) return false;
+    if (!linear(w, mtp, "fc", QM_MTP_FC, -1, true, -1) || !one_layer(w, STR("mtp.layers.0."), 0, true, true))
+        return false;
     copy_named(w, mtp, "norm.weight");
     copy_named(w, mtp, "pre_fc_norm_embedding.weight");
     copy_named(w, mtp, "pre_fc_norm_hidden.weight");
@@ -353,12 +376,15 @@ static bool check_globs(walk *w) {
     const recipe *r = &w->p->recipe;
     for (int i = 0; i < r->n_include + r->n_exclude; i++)
         if (!w->hit[i])
-            return fail(w->e, ERR_USAGE, "E-QUANT-EMPTY", "--%s %s: matches no Linear of this model (patterns match whole name components)",
-                        i < r->n_include ? "include" : "exclude", i < r->n_include ? r->include[i] : r->exclude[i - r->n_include]);
+            return fail(w->e, ERR_USAGE, "E-QUANT-EMPTY",
+                        "--%s %s: matches no Linear of this model (patterns match whole name components)",
+                        i < r->n_include ? "include" : "exclude",
+                        i < r->n_include ? r->include[i] : r->exclude[i - r->n_include]);
     int any = 0;
     for (int f = 0; f < QM_COUNT; f++) any += w->p->family_modules[f];
     if (!any)
-        return fail(w->e, ERR_USAGE, "E-QUANT-EMPTY", "recipe %s: quantizes nothing in this model (%s)", recipe_names[r->preset],
+        return fail(w->e, ERR_USAGE, "E-QUANT-EMPTY", "recipe %s: quantizes nothing in this model (%s)",
+                    recipe_names[r->preset],
                     w->p->config->is_moe ? "everything is excluded" : "a dense model has no experts");
     return true;
 }
@@ -368,8 +394,9 @@ static bool check_model(plan *p, err *e) {
         return fail(e, ERR_INPUT, "E-QUANT-FAMILY", "%s: qwen3_next runs, but cannot be quantized yet", p->src->dir);
     for (int i = 0; i < p->src->tensor_count; i++)
         if (name_is_scale(ckpt_at(p->src, i)->name))
-            return fail(e, ERR_INPUT, "E-QUANT-ALREADY", "%s: " STR_FMT ": the source is quantized already (give the BF16 checkpoint)",
-                        p->src->dir, STR_ARG(ckpt_at(p->src, i)->name));
+            return fail(e, ERR_INPUT, "E-QUANT-ALREADY",
+                        "%s: " STR_FMT ": the source is quantized already (give the BF16 checkpoint)", p->src->dir,
+                        STR_ARG(ckpt_at(p->src, i)->name));
     p->has_mtp = ckpt_find(p->src, STR("mtp.fc.weight")) != NULL;
     return true;
 }
@@ -381,7 +408,8 @@ static bool walk_model(walk *w) {
     copy_named(w, p->prefix, "embed_tokens.weight");
     for (int l = 0; l < c->layers; l++) {
         if (c->layer[l] == LAYER_ATTN) p->last_attn = l;
-        if (!one_layer(w, name_of(w, STR_FMT "layers.%d.", STR_ARG(p->prefix), l), l, c->layer[l] == LAYER_ATTN, false)) return false;
+        if (!one_layer(w, name_of(w, STR_FMT "layers.%d.", STR_ARG(p->prefix), l), l, c->layer[l] == LAYER_ATTN, false))
+            return false;
     }
     copy_named(w, p->prefix, "norm.weight");
     return linear(w, STR(""), "lm_head", QM_HEAD, -1, false, -1) && draft_head(w);
@@ -391,7 +419,8 @@ static bool walk_model(walk *w) {
 static bool check_total(plan *p, err *e) {
     uint64_t elems = 0, want = 0;
     for (int i = 0; i < p->n_modules; i++)
-        if (p->modules[i].format != QF_KEEP || p->modules[i].family == QM_EXPERTS) elems += (uint64_t)p->modules[i].rows * (uint64_t)p->modules[i].cols;
+        if (p->modules[i].format != QF_KEEP || p->modules[i].family == QM_EXPERTS)
+            elems += (uint64_t)p->modules[i].rows * (uint64_t)p->modules[i].cols;
     for (int i = 0; i < p->n_tensors; i++)
         if (p->tensors[i].part == QP_COPY) elems += p->tensors[i].src->elems;
     for (int i = 0; i < p->src->tensor_count; i++) {
@@ -399,21 +428,25 @@ static bool check_total(plan *p, err *e) {
         if (p->recipe.mtp != MTP_NONE || !name_is_mtp(t->name)) want += t->elems;
     }
     if (elems == want) return true;
-    return fail(e, ERR_INPUT, "E-QUANT-LOST", "%s: %lld elements of the source have no place in the export (a tensor name this version "
-                "does not know)", p->src->dir, (long long)(want - elems));
+    return fail(e, ERR_INPUT, "E-QUANT-LOST",
+                "%s: %lld elements of the source have no place in the export (a tensor name this version "
+                "does not know)",
+                p->src->dir, (long long)(want - elems));
 }
 
 bool plan_make(plan *out, const ckpt *src, const model_config *config, const recipe *r, uint64_t shard_bytes, err *e) {
     *out = (plan){ .src = src, .config = config, .recipe = *r, .last_attn = -1 };
-    walk w = { .p = out, .e = e, .hit = xcalloc((size_t)(r->n_include + r->n_exclude), 1) };
+    walk w = { .p = out, .e = e, .hit = xcalloc((size_t)r->n_include + (size_t)r->n_exclude, 1) };
     for (int i = 0; i < NAME_PREFIXES && !out->prefix.p; i++) {
         char name[200];
         snprintf(name, sizeof name, "%sembed_tokens.weight", name_prefixes[i]);
         if (find(&w, name)) out->prefix = str_of(name_prefixes[i]);
     }
-    bool ok = out->prefix.p ? check_model(out, e) : fail(e, ERR_INPUT, "E-QUANT-FAMILY", "%s: no embed_tokens.weight", src->dir);
+    bool ok = out->prefix.p ? check_model(out, e)
+                            : fail(e, ERR_INPUT, "E-QUANT-FAMILY", "%s: no embed_tokens.weight", src->dir);
     if (ok && !out->has_mtp && r->mtp == MTP_NVFP4)
-        ok = fail(e, ERR_INPUT, "E-QUANT-MTP", "%s: --mtp nvfp4, but the checkpoint has no draft head (use --mtp none)", src->dir);
+        ok = fail(e, ERR_INPUT, "E-QUANT-MTP", "%s: --mtp nvfp4, but the checkpoint has no draft head (use --mtp none)",
+                  src->dir);
     ok = ok && walk_model(&w) && check_globs(&w) && check_total(out, e);
     free(w.hit);
     if (ok) make_groups(out);

@@ -10,38 +10,47 @@
 #include "model/config.h"
 #include "quant/recipe.h"
 
-typedef struct qmodule {   /* one logical Linear, named as exported */
-    str name;              /* "model.language_model.layers.3.mlp.experts.7.gate_proj" */
+typedef struct qmodule { /* one logical Linear, named as exported */
+    str name;            /* "model.language_model.layers.3.mlp.experts.7.gate_proj" */
     qfamily family;
     qformat format;
     bool is_mtp;
-    const st_tensor *src;  /* source tensor, BF16/F16/F32 */
-    int64_t row0;          /* its first row in src seen as [*, cols] */
+    const st_tensor *src; /* source tensor, BF16/F16/F32 */
+    int64_t row0;         /* its first row in src seen as [*, cols] */
     int rows, cols;
-    int fusion;            /* id of its fusion set (what reads the same input under one scale), -1 for none */
-    int group;             /* index of the group's first module; members share weight amax and input amax */
+    int fusion;                /* id of its fusion set (what reads the same input under one scale), -1 for none */
+    int group;                 /* index of the group's first module; members share weight amax and input amax */
     str weight_key, input_key; /* names in an amax table */
-    int layer;             /* number behind "layers.", -1 for lm_head */
+    int layer;                 /* number behind "layers.", -1 for lm_head */
 } qmodule;
 
-typedef enum qpart { QP_COPY, QP_SLICE /* rows of a fused tensor, verbatim */, QP_WEIGHT, QP_SCALE, QP_SCALE_2, QP_INPUT_SCALE, QP_K_SCALE, QP_V_SCALE } qpart;
+typedef enum qpart {
+    QP_COPY,
+    QP_SLICE /* rows of a fused tensor, verbatim */,
+    QP_WEIGHT,
+    QP_SCALE,
+    QP_SCALE_2,
+    QP_INPUT_SCALE,
+    QP_K_SCALE,
+    QP_V_SCALE
+} qpart;
 
-typedef struct qtensor {   /* one tensor of the export */
+typedef struct qtensor { /* one tensor of the export */
     str name;
     dtype type;
     int rank;
     int64_t shape[ST_MAX_RANK];
-    uint64_t bytes, offset;/* offset: in the data section of its shard */
+    uint64_t bytes, offset; /* offset: in the data section of its shard */
     qpart part;
-    int module;            /* of the plan, or -1 for QP_COPY */
-    const st_tensor *src;  /* QP_COPY */
+    int module;           /* of the plan, or -1 for QP_COPY */
+    const st_tensor *src; /* QP_COPY */
     int shard;
 } qtensor;
 
 typedef struct qshard {
-    str file;              /* "model-00001-of-00004.safetensors", or "model.safetensors" */
+    str file;                          /* "model-00001-of-00004.safetensors", or "model.safetensors" */
     uint64_t data_bytes, header_bytes; /* header_bytes includes the 8-byte length */
-    const char *header;    /* the JSON text, padded; header_bytes - 8 bytes */
+    const char *header;                /* the JSON text, padded; header_bytes - 8 bytes */
 } qshard;
 
 typedef struct plan {
@@ -49,15 +58,18 @@ typedef struct plan {
     const ckpt *src;
     const model_config *config;
     recipe recipe;
-    str prefix;            /* "model.language_model." or "model." */
-    qmodule *modules; int n_modules;
-    qtensor *tensors; int n_tensors; /* in state-dict order */
-    qshard *shards; int n_shards;
-    bool has_mtp;          /* the source has a draft head */
-    int last_attn;         /* number of the last full-attention layer, -1 without one */
+    str prefix; /* "model.language_model." or "model." */
+    qmodule *modules;
+    int n_modules;
+    qtensor *tensors;
+    int n_tensors; /* in state-dict order */
+    qshard *shards;
+    int n_shards;
+    bool has_mtp;                      /* the source has a draft head */
+    int last_attn;                     /* number of the last full-attention layer, -1 without one */
     uint64_t total_bytes, total_elems; /* the index's total_size and total_parameters */
     uint64_t family_bytes_before[QM_COUNT], family_bytes_after[QM_COUNT];
-    int family_modules[QM_COUNT];      /* quantized ones */
+    int family_modules[QM_COUNT]; /* quantized ones */
 } plan;
 
 /* shard_bytes: limit of a shard's data (10 GB = 10^10 by default; a larger tensor gets one of its own). The source's weights
@@ -65,7 +77,8 @@ typedef struct plan {
  * Errors: E-QUANT-SHAPE (K not divisible by 16: names the module), E-QUANT-DTYPE (source not BF16/F16/F32),
  * E-QUANT-EMPTY (a glob or a family that matches nothing), E-QUANT-ALREADY (the source is quantized), E-QUANT-MTP
  * (--mtp nvfp4 without a head). */
-NODISCARD bool plan_make(plan *out, const ckpt *src, const model_config *config, const recipe *r, uint64_t shard_bytes, err *e);
+NODISCARD bool plan_make(plan *out, const ckpt *src, const model_config *config, const recipe *r, uint64_t shard_bytes,
+                         err *e);
 void plan_free(plan *p);
 
 /* plan_make's second half (plan_layout.c): shards, offsets, headers. */

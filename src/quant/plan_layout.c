@@ -1,3 +1,4 @@
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -6,8 +7,8 @@
 
 /* Inside a file safetensors orders by dtype, widest first, then by name. */
 static int type_rank(dtype t) {
-    static const dtype order[] = { DT_U64, DT_I64, DT_F64, DT_F32, DT_U32, DT_I32, DT_BF16, DT_F16, DT_U16, DT_I16, DT_F8_E4M3,
-                                   DT_F8_E5M2, DT_I8, DT_U8, DT_BOOL };
+    static const dtype order[] = { DT_U64, DT_I64, DT_F64,     DT_F32,     DT_U32, DT_I32, DT_BF16, DT_F16,
+                                   DT_U16, DT_I16, DT_F8_E4M3, DT_F8_E5M2, DT_I8,  DT_U8,  DT_BOOL };
     for (size_t i = 0; i < ARRAY_LEN(order); i++)
         if (order[i] == t) return (int)i;
     return (int)ARRAY_LEN(order);
@@ -48,7 +49,7 @@ static void header_entry(buf *b, const qtensor *t) {
     json_write_str(b, t->name);
     buf_printf(b, ":{\"dtype\":\"%s\",\"shape\":[", dtype_name(t->type));
     for (int i = 0; i < t->rank; i++) buf_printf(b, "%s%lld", i ? "," : "", (long long)t->shape[i]);
-    buf_printf(b, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)t->offset, (unsigned long long)(t->offset + t->bytes));
+    buf_printf(b, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->offset, t->offset + t->bytes);
 }
 
 static void finish_shard(plan *p, int s, buf *header, uint64_t data_bytes) {
@@ -90,7 +91,9 @@ bool plan_layout(plan *p, uint64_t shard_bytes, err *e) {
     return true;
 }
 
-static int by_name(const void *a, const void *b) { return str_cmp((*(qtensor *const *)a)->name, (*(qtensor *const *)b)->name); }
+static int by_name(const void *a, const void *b) {
+    return str_cmp((*(qtensor *const *)a)->name, (*(qtensor *const *)b)->name);
+}
 
 const char *plan_index_json(plan *p, size_t *n) {
     if (p->n_shards == 1) return NULL;
@@ -98,12 +101,15 @@ const char *plan_index_json(plan *p, size_t *n) {
     qtensor **sorted = xmalloc((size_t)p->n_tensors * sizeof *sorted);
     for (int i = 0; i < p->n_tensors; i++) sorted[i] = &p->tensors[i];
     qsort(sorted, (size_t)p->n_tensors, sizeof *sorted, by_name);
-    buf_printf(&b, "{\n  \"metadata\": {\n    \"total_parameters\": %llu,\n    \"total_size\": %llu\n  },\n  \"weight_map\": {\n",
-               (unsigned long long)p->total_elems, (unsigned long long)p->total_bytes);
+    buf_printf(
+        &b,
+        "{\n  \"metadata\": {\n    \"total_parameters\": %llu,\n    \"total_size\": %llu\n  },\n  \"weight_map\": {\n",
+        (unsigned long long)p->total_elems, (unsigned long long)p->total_bytes);
     for (int i = 0; i < p->n_tensors; i++) {
         buf_puts(&b, "    ");
         json_write_str(&b, sorted[i]->name);
-        buf_printf(&b, ": \"" STR_FMT "\"%s\n", STR_ARG(p->shards[sorted[i]->shard].file), i + 1 < p->n_tensors ? "," : "");
+        buf_printf(&b, ": \"" STR_FMT "\"%s\n", STR_ARG(p->shards[sorted[i]->shard].file),
+                   i + 1 < p->n_tensors ? "," : "");
     }
     buf_puts(&b, "  }\n}\n");
     free(sorted);

@@ -32,14 +32,14 @@ typedef struct job {
     struct stat *src_stat;
     atomic_int next, failed;
     atomic_ullong done_bytes, written;
-    pthread_mutex_t lock;  /* journal, error, zero count */
+    pthread_mutex_t lock; /* journal, error, zero count */
     err *e;
 } job;
 
 /* What one thread works with. */
 typedef struct hands {
     uint8_t *in, *codes, *scales;
-    float *wide;           /* F16 sources, upcast */
+    float *wide; /* F16 sources, upcast */
 } hands;
 
 static bool stop_with(job *j, bool ok, const err *mine) {
@@ -74,7 +74,9 @@ static bool write_at(job *j, const qtensor *t, uint64_t at, const void *from, ui
     for (const uint8_t *p = from; n > 0;) {
         const ssize_t w = pwrite(j->dst_fd[t->shard], p, n, (off_t)to);
         if (w < 0 && errno == EINTR) continue;
-        if (w <= 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": %s", STR_ARG(s->file), w < 0 ? strerror(errno) : "nothing written");
+        if (w <= 0)
+            return fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": %s", STR_ARG(s->file),
+                        w < 0 ? strerror(errno) : "nothing written");
         p += w;
         to += (uint64_t)w;
         n -= (uint64_t)w;
@@ -91,13 +93,16 @@ static int rows_per_chunk(const qmodule *m) {
 
 static bool load_rows(const job *j, hands *h, const qmodule *m, int row, int rows, err *e) {
     const uint64_t row_bytes = (uint64_t)m->cols * (uint64_t)dtype_bytes(m->src->type);
-    if (!read_at(j, m->src, ((uint64_t)m->row0 + (uint64_t)row) * row_bytes, h->in, (uint64_t)rows * row_bytes, e)) return false;
+    if (!read_at(j, m->src, ((uint64_t)m->row0 + (uint64_t)row) * row_bytes, h->in, (uint64_t)rows * row_bytes, e))
+        return false;
     if (m->src->type == DT_F16)
         for (int64_t i = 0; i < (int64_t)rows * m->cols; i++) h->wide[i] = f16_to_f32(((const uint16_t *)h->in)[i]);
     return true;
 }
 
-static const float *wide_rows(const hands *h, const qmodule *m) { return m->src->type == DT_F16 ? h->wide : (const float *)h->in; }
+static const float *wide_rows(const hands *h, const qmodule *m) {
+    return m->src->type == DT_F16 ? h->wide : (const float *)(const void *)h->in;
+}
 
 static bool amax_pass(job *j, hands *h, const qmodule *m, float *amax, err *e) {
     const int step = rows_per_chunk(m);
@@ -109,9 +114,11 @@ static bool amax_pass(job *j, hands *h, const qmodule *m, float *amax, err *e) {
         const bool narrow = m->src->type == DT_BF16;
         const float a = narrow ? j->k.amax_bf16((const uint16_t *)h->in, n) : j->k.amax_f32(wide_rows(h, m), n);
         if (!isfinite(a)) {
-            const int64_t at = narrow ? j->k.nonfinite_bf16((const uint16_t *)h->in, n) : j->k.nonfinite_f32(wide_rows(h, m), n);
-            return fail(e, ERR_INPUT, "E-QUANT-NONFINITE", STR_FMT ": NaN or Inf at row %lld, column %lld (of module " STR_FMT ")",
-                        STR_ARG(m->src->name), (long long)(m->row0 + r + at / m->cols), (long long)(at % m->cols), STR_ARG(m->name));
+            const int64_t at =
+                narrow ? j->k.nonfinite_bf16((const uint16_t *)h->in, n) : j->k.nonfinite_f32(wide_rows(h, m), n);
+            return fail(e, ERR_INPUT, "E-QUANT-NONFINITE",
+                        STR_FMT ": NaN or Inf at row %lld, column %lld (of module " STR_FMT ")", STR_ARG(m->src->name),
+                        (long long)(m->row0 + r + at / m->cols), (long long)(at % m->cols), STR_ARG(m->name));
         }
         if (a > *amax) *amax = a;
     }
@@ -126,22 +133,25 @@ static bool encode_fp8(job *j, hands *h, const qmodule *m, int index, qresult *q
     const float divisor = fp8_weight_divisor(q->scale_2, j->o->arith);
     const int step = rows_per_chunk(m);
     if (m->src->type != DT_BF16)
-        return fail(e, ERR_INPUT, "E-QUANT-DTYPE", STR_FMT ": FP8 weights are defined for BF16 sources, this is %s", STR_ARG(m->src->name),
-                    dtype_name(m->src->type));
+        return fail(e, ERR_INPUT, "E-QUANT-DTYPE", STR_FMT ": FP8 weights are defined for BF16 sources, this is %s",
+                    STR_ARG(m->src->name), dtype_name(m->src->type));
     for (int r = 0; r < m->rows; r += step) {
         const int rows = m->rows - r < step ? m->rows - r : step;
         const int64_t n = (int64_t)rows * m->cols;
         if (!load_rows(j, h, m, r, rows, e)) return false;
         j->k.fp8_weight(h->codes, (const uint16_t *)h->in, n, divisor);
         quant_stats_fp8(&j->k, &q->stats.error, (const uint16_t *)h->in, h->codes, n, q->scale_2);
-        if (!write_at(j, &j->p->tensors[j->tasks.weight_of[index]], (uint64_t)r * (uint64_t)m->cols, h->codes, (uint64_t)n, e)) return false;
+        if (!write_at(j, &j->p->tensors[j->tasks.weight_of[index]], (uint64_t)r * (uint64_t)m->cols, h->codes,
+                      (uint64_t)n, e))
+            return false;
     }
     return true;
 }
 
 static bool encode_nvfp4(job *j, hands *h, const qmodule *m, int index, qresult *q, err *e) {
     const int step = rows_per_chunk(m);
-    const qtensor *weight = &j->p->tensors[j->tasks.weight_of[index]], *scale = &j->p->tensors[j->tasks.scale_of[index]];
+    const qtensor *weight = &j->p->tensors[j->tasks.weight_of[index]],
+                  *scale = &j->p->tensors[j->tasks.scale_of[index]];
     for (int r = 0; r < m->rows; r += step) {
         const int rows = m->rows - r < step ? m->rows - r : step;
         const int64_t n = (int64_t)rows * m->cols;
@@ -154,7 +164,9 @@ static bool encode_nvfp4(job *j, hands *h, const qmodule *m, int index, qresult 
             quant_stats_f32(&j->k, &q->stats, wide_rows(h, m), h->codes, h->scales, n, q->scale_2);
         }
         const uint64_t at = (uint64_t)r * (uint64_t)m->cols;
-        if (!write_at(j, weight, at / 2, h->codes, (uint64_t)n / 2, e) || !write_at(j, scale, at / 16, h->scales, (uint64_t)n / 16, e)) return false;
+        if (!write_at(j, weight, at / 2, h->codes, (uint64_t)n / 2, e) ||
+            !write_at(j, scale, at / 16, h->scales, (uint64_t)n / 16, e))
+            return false;
     }
     return true;
 }
@@ -171,8 +183,8 @@ static bool input_scale(const job *j, int first, float *out, err *e) {
             if (a > amax) amax = a;
         }
     if (!(amax > 0))
-        return fail(e, ERR_INPUT, "E-QUANT-AMAX", STR_FMT ": %s (calibrate with more varied text, or --no-calib)", STR_ARG(m->input_key),
-                    amax < 0 ? "no maximum for this quantizer" : "its calibrated maximum is 0");
+        return fail(e, ERR_INPUT, "E-QUANT-AMAX", STR_FMT ": %s (calibrate with more varied text, or --no-calib)",
+                    STR_ARG(m->input_key), amax < 0 ? "no maximum for this quantizer" : "its calibrated maximum is 0");
     *out = m->format == QF_FP8 ? fp8_scale(amax, j->o->arith) : nvfp4_scale_2(amax, j->o->arith);
     return true;
 }
@@ -194,9 +206,12 @@ static bool group_task(job *j, hands *h, int first, err *e) {
         qresult *q = &j->out->modules[i];
         q->weight_amax = group;
         q->input_scale = in_scale;
-        q->scale_2 = group == 0 ? 1.0f : m->format == QF_FP8 ? fp8_scale(group, j->o->arith) : nvfp4_scale_2(group, j->o->arith);
+        q->scale_2 = group == 0            ? 1.0f
+                     : m->format == QF_FP8 ? fp8_scale(group, j->o->arith)
+                                           : nvfp4_scale_2(group, j->o->arith);
         if (!(m->format == QF_FP8 ? encode_fp8(j, h, m, i, q, e) : encode_nvfp4(j, h, m, i, q, e)) ||
-            !write_scalar(j, j->tasks.scale_2_of[i], q->scale_2, e) || !write_scalar(j, j->tasks.input_of[i], in_scale, e))
+            !write_scalar(j, j->tasks.scale_2_of[i], q->scale_2, e) ||
+            !write_scalar(j, j->tasks.input_of[i], in_scale, e))
             return false;
     }
     return true;
@@ -252,7 +267,8 @@ static void worker(void *ctx, int thread, int threads) {
         err mine = { 0 };
         bool ok = !(j->o->cancel && *j->o->cancel) ||
                   fail(&mine, ERR_INTERRUPTED, "E-QUANT-STOPPED", "stopped; `--resume` continues where it was");
-        ok = ok && (t->tensor >= 0 ? copy_task(j, &h, t, &mine) : group_task(j, &h, t->module, &mine)) && finish_task(j, i, &mine);
+        ok = ok && (t->tensor >= 0 ? copy_task(j, &h, t, &mine) : group_task(j, &h, t->module, &mine)) &&
+             finish_task(j, i, &mine);
         if (!stop_with(j, ok, &mine)) break;
         const uint64_t done = atomic_fetch_add(&j->done_bytes, t->source_bytes) + t->source_bytes;
         if (thread == 0 && j->o->on_progress) j->o->on_progress(j->o->ctx, done, j->tasks.source_bytes);
@@ -270,9 +286,12 @@ static bool kv_scale(job *j, const qtensor *t, err *e) {
     char key[512];
     str name = t->name;
     name.n -= strlen(t->part == QP_K_SCALE ? "k_proj.k_scale" : "v_proj.v_scale");
-    const int n = snprintf(key, sizeof key, STR_FMT "%c_bmm_quantizer", STR_ARG(name), t->part == QP_K_SCALE ? 'k' : 'v');
+    const int n =
+        snprintf(key, sizeof key, STR_FMT "%c_bmm_quantizer", STR_ARG(name), t->part == QP_K_SCALE ? 'k' : 'v');
     const float amax = j->o->amax ? amax_get(j->o->amax, (str){ key, (size_t)n }) : -1;
-    if (!(amax > 0)) return fail(e, ERR_INPUT, "E-QUANT-AMAX", "%s: no maximum for this quantizer (--kv fp8-cast or none needs none)", key);
+    if (!(amax > 0))
+        return fail(e, ERR_INPUT, "E-QUANT-AMAX",
+                    "%s: no maximum for this quantizer (--kv fp8-cast or none needs none)", key);
     const float v = fp8_scale(amax, j->o->arith);
     return write_at(j, t, 0, &v, sizeof v, e);
 }
@@ -293,8 +312,8 @@ static uint64_t job_id(const job *j) {
     for (int i = 0; i < j->p->n_shards; i++) buf_str(&b, str_of(j->p->shards[i].header));
     for (int i = 0; i < j->p->src->shard_count; i++) {
         const struct stat *s = &j->src_stat[i];
-        buf_printf(&b, "|%s:%lld:%lld.%ld:%llu", j->p->src->shards[i].path, (long long)s->st_size, (long long)s->st_mtim.tv_sec,
-                   s->st_mtim.tv_nsec, (unsigned long long)s->st_ino);
+        buf_printf(&b, "|%s:%lld:%lld.%ld:%llu", j->p->src->shards[i].path, (long long)s->st_size,
+                   (long long)s->st_mtim.tv_sec, s->st_mtim.tv_nsec, (unsigned long long)s->st_ino);
     }
     buf_printf(&b, "|arith %d ranks %d", j->o->arith, j->o->ranks);
     for (int i = 0; i < j->p->n_modules; i++) {
@@ -314,7 +333,8 @@ static bool open_sources(job *j, err *e) {
         j->src_fd[i] = open(c->shards[i].path, O_RDONLY | O_CLOEXEC);
         if (j->src_fd[i] < 0 || fstat(j->src_fd[i], &j->src_stat[i]) != 0)
             return fail(e, ERR_INPUT, "E-FILE-OPEN", "%s: %s", c->shards[i].path, strerror(errno));
-        if ((uint64_t)j->src_stat[i].st_size != c->shards[i].map.size || (uint64_t)j->src_stat[i].st_ino != c->shards[i].map.inode)
+        if ((uint64_t)j->src_stat[i].st_size != c->shards[i].map.size ||
+            (uint64_t)j->src_stat[i].st_ino != c->shards[i].map.inode)
             return fail(e, ERR_INPUT, "E-QUANT-CHANGED", "%s: changed since it was opened", c->shards[i].path);
         posix_fadvise(j->src_fd[i], 0, 0, POSIX_FADV_SEQUENTIAL);
     }
@@ -328,7 +348,8 @@ static bool sources_unchanged(const job *j, err *e) {
         const struct stat *was = &j->src_stat[i];
         if (fstat(j->src_fd[i], &s) != 0 || s.st_size != was->st_size || s.st_mtim.tv_sec != was->st_mtim.tv_sec ||
             s.st_mtim.tv_nsec != was->st_mtim.tv_nsec)
-            return fail(e, ERR_INPUT, "E-QUANT-CHANGED", "%s: changed while it was read (start anew from a quiet source)", j->p->src->shards[i].path);
+            return fail(e, ERR_INPUT, "E-QUANT-CHANGED",
+                        "%s: changed while it was read (start anew from a quiet source)", j->p->src->shards[i].path);
     }
     return true;
 }
@@ -341,7 +362,8 @@ static bool open_outputs(job *j, const char *partial, err *e) {
         uint8_t head[8];
         for (int b = 0; b < 8; b++) head[b] = (uint8_t)(length >> (8 * b));
         j->dst_fd[i] = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-        const bool ok = j->dst_fd[i] >= 0 && ftruncate(j->dst_fd[i], (off_t)size) == 0 && pwrite(j->dst_fd[i], head, 8, 0) == 8 &&
+        const bool ok = j->dst_fd[i] >= 0 && ftruncate(j->dst_fd[i], (off_t)size) == 0 &&
+                        pwrite(j->dst_fd[i], head, 8, 0) == 8 &&
                         pwrite(j->dst_fd[i], s->header, length, 8) == (ssize_t)length;
         if (!ok) fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
         free(path);
@@ -352,7 +374,8 @@ static bool open_outputs(job *j, const char *partial, err *e) {
 
 static bool sync_outputs(const job *j, err *e) {
     for (int i = 0; i < j->p->n_shards; i++)
-        if (fsync(j->dst_fd[i]) != 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": %s", STR_ARG(j->p->shards[i].file), strerror(errno));
+        if (fsync(j->dst_fd[i]) != 0)
+            return fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": %s", STR_ARG(j->p->shards[i].file), strerror(errno));
     return true;
 }
 
@@ -361,7 +384,8 @@ static bool enough_space(const plan *p, const char *dir, err *e) {
     if (statvfs(dir, &v) != 0) return true; /* unknown: the writes will tell */
     const uint64_t room = (uint64_t)v.f_bavail * v.f_frsize;
     if (room >= p->total_bytes) return true;
-    return fail(e, ERR_MACHINE, "E-QUANT-SPACE", "%s: the export needs %.2f GB, %.2f GB are free", dir, (double)p->total_bytes / 1e9, (double)room / 1e9);
+    return fail(e, ERR_MACHINE, "E-QUANT-SPACE", "%s: the export needs %.2f GB, %.2f GB are free", dir,
+                (double)p->total_bytes / 1e9, (double)room / 1e9);
 }
 
 static bool same_folder(const char *a, const char *b) {
@@ -376,18 +400,23 @@ static bool make_folder(char **partial, const plan *p, const char *dst, const qu
     *partial = xmalloc(n + 9);
     memcpy(*partial, dst, n);
     strcpy(*partial + n, ".partial");
-    if (same_folder(dst, p->src->dir)) return fail(e, ERR_USAGE, "E-QUANT-DST", "%s: source and destination are the same folder", dst);
-    if (lstat(dst, &s) == 0) return fail(e, ERR_INPUT, "E-QUANT-DST", "%s: exists already (choose another name, or remove it)", dst);
+    if (same_folder(dst, p->src->dir))
+        return fail(e, ERR_USAGE, "E-QUANT-DST", "%s: source and destination are the same folder", dst);
+    if (lstat(dst, &s) == 0)
+        return fail(e, ERR_INPUT, "E-QUANT-DST", "%s: exists already (choose another name, or remove it)", dst);
     if (mkdir(*partial, 0777) == 0) return enough_space(p, *partial, e);
     if (errno != EEXIST) return fail(e, ERR_MACHINE, "E-QUANT-DST", "%s: %s", *partial, strerror(errno));
     if (o->resume || o->rank > 0) return true;
-    return fail(e, ERR_INPUT, "E-QUANT-DST", "%s: left by an unfinished run (--resume continues it; remove it to start anew)", *partial);
+    return fail(e, ERR_INPUT, "E-QUANT-DST",
+                "%s: left by an unfinished run (--resume continues it; remove it to start anew)", *partial);
 }
 
 static void count_zeros(job *j) {
     for (int i = 0; i < j->p->n_modules; i++) {
         const qmodule *m = &j->p->modules[i];
-        if (m->format == QF_KEEP || m->group != i || j->out->modules[i].weight_amax != 0 || j->out->modules[i].scale_2 == 0) continue;
+        if (m->format == QF_KEEP || m->group != i || j->out->modules[i].weight_amax != 0 ||
+            j->out->modules[i].scale_2 == 0)
+            continue;
         log_say("W-QUANT-ZERO", STR_FMT ": all weights are zero; written with scale 1.0 and codes 0", STR_ARG(m->name));
         j->out->zero_modules++;
     }
@@ -406,7 +435,8 @@ static bool run_tasks(job *j, const char *partial, err *e) {
         for (int i = 0; i < j->tasks.n; i++)
             if (j->log.done[i]) atomic_fetch_add(&j->done_bytes, j->tasks.v[i].source_bytes);
         pool_run(workers, worker, j);
-        ok = j->e->kind == ERR_NONE && (j->o->rank != 0 || kv_scales(j, e)) && sources_unchanged(j, e) && sync_outputs(j, e);
+        ok = j->e->kind == ERR_NONE && (j->o->rank != 0 || kv_scales(j, e)) && sources_unchanged(j, e) &&
+             sync_outputs(j, e);
     }
     pool_free(workers);
     journal_close(&j->log);
@@ -414,7 +444,8 @@ static bool run_tasks(job *j, const char *partial, err *e) {
     return ok;
 }
 
-bool quantize_shards(quantize_result *out, char **partial, const plan *p, const char *dst, const quantize_options *o, err *e) {
+bool quantize_shards(quantize_result *out, char **partial, const plan *p, const char *dst, const quantize_options *o,
+                     err *e) {
     const double t0 = clock_seconds();
     job j = { .p = p, .o = o, .out = out, .e = e, .lock = PTHREAD_MUTEX_INITIALIZER, .log = { .fd = -1 } };
     *out = (quantize_result){ .modules = xcalloc((size_t)p->n_modules, sizeof *out->modules) };
@@ -461,7 +492,8 @@ bool quantize_commit(const char *partial, const char *dst, err *e) {
         free(path);
         if (gone) break;
     }
-    if (!sync_folder(partial) || rename(partial, dst) != 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", dst, strerror(errno));
+    if (!sync_folder(partial) || rename(partial, dst) != 0)
+        return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", dst, strerror(errno));
     char *parent = path_join(dst, "..");
     sync_folder(parent);
     free(parent);

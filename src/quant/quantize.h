@@ -12,35 +12,37 @@
 
 typedef struct quantize_options {
     quant_arith arith;
-    const amax_table *amax;   /* input and KV maxima; NULL: data-free (input_scale 1.0, no KV scales may be planned) */
-    int threads;              /* <= 0: all CPUs */
+    const amax_table *amax; /* input and KV maxima; NULL: data-free (input_scale 1.0, no KV scales may be planned) */
+    int threads;            /* <= 0: all CPUs */
     kern_isa isa;
-    bool resume;              /* continue DST.partial when it was made by the same plan and inputs */
-    int rank, ranks;          /* tasks i with i % ranks == rank are this process's; 0, 1 alone */
-    void (*on_progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes); /* source bytes; from one thread; may be NULL */
+    bool resume;     /* continue DST.partial when it was made by the same plan and inputs */
+    int rank, ranks; /* tasks i with i % ranks == rank are this process's; 0, 1 alone */
+    void (*on_progress)(void *ctx, uint64_t done_bytes,
+                        uint64_t total_bytes); /* source bytes; from one thread; may be NULL */
     void *ctx;
     volatile const int *cancel;
 } quantize_options;
 
-typedef struct qresult {      /* of one quantized module */
+typedef struct qresult {                     /* of one quantized module */
     float weight_amax, scale_2, input_scale; /* weight_amax is the group's; input_scale 0 when there is none */
     float own_amax;
-    quant_stats stats;        /* FP8: only .error */
+    quant_stats stats; /* FP8: only .error */
 } qresult;
 
 typedef struct quantize_result {
-    qresult *modules;         /* [plan.n_modules], zero for kept ones */
+    qresult *modules; /* [plan.n_modules], zero for kept ones */
     uint64_t read_bytes, written_bytes;
     double seconds;
     int resumed_tasks, tasks;
-    int zero_modules;         /* all-zero weights (W-QUANT-ZERO) */
+    int zero_modules; /* all-zero weights (W-QUANT-ZERO) */
 } quantize_result;
 
 /* Create or reopen DST.partial and write this process's part of the shards, fsynced. *partial (malloc'ed) is the folder.
  * Errors: E-QUANT-DST (exists, is the source, or its parent is missing), E-QUANT-SPACE, E-QUANT-AMAX (a quantizer without
  * a maximum: names it), E-QUANT-NONFINITE (tensor, row, column), E-QUANT-CHANGED (a source file changed meanwhile),
  * E-QUANT-RESUME (DST.partial belongs to another job), E-QUANT-READ, E-FILE-WRITE; ERR_INTERRUPTED E-QUANT-STOPPED. */
-NODISCARD bool quantize_shards(quantize_result *out, char **partial, const plan *p, const char *dst, const quantize_options *o, err *e);
+NODISCARD bool quantize_shards(quantize_result *out, char **partial, const plan *p, const char *dst,
+                               const quantize_options *o, err *e);
 /* Rename DST.partial to DST after configs and sidecars were added; removes the journal. */
 NODISCARD bool quantize_commit(const char *partial, const char *dst, err *e);
 void quantize_result_free(quantize_result *r);

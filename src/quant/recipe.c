@@ -56,11 +56,24 @@ static bool any_glob(const char *const *globs, int n, str module) {
 
 static qformat preset_format(recipe_preset preset, qfamily f) {
     static const qformat table[][QM_COUNT] = {
-        [RECIPE_NVFP4] = { [QM_GDN] = QF_NVFP4, [QM_ATTN] = QF_NVFP4, [QM_EXPERTS] = QF_NVFP4, [QM_SHARED] = QF_NVFP4, [QM_DENSE] = QF_NVFP4 },
+        [RECIPE_NVFP4] = { [QM_GDN] = QF_NVFP4,
+                           [QM_ATTN] = QF_NVFP4,
+                           [QM_EXPERTS] = QF_NVFP4,
+                           [QM_SHARED] = QF_NVFP4,
+                           [QM_DENSE] = QF_NVFP4 },
         [RECIPE_NVFP4_MLP] = { [QM_EXPERTS] = QF_NVFP4, [QM_SHARED] = QF_NVFP4, [QM_DENSE] = QF_NVFP4 },
         [RECIPE_NVFP4_EXPERTS] = { [QM_EXPERTS] = QF_NVFP4 },
-        [RECIPE_NVFP4_W4A16] = { [QM_GDN] = QF_NVFP4_W, [QM_ATTN] = QF_NVFP4_W, [QM_EXPERTS] = QF_NVFP4_W, [QM_SHARED] = QF_NVFP4_W, [QM_DENSE] = QF_NVFP4_W },
-        [RECIPE_MIXED] = { [QM_GDN] = QF_FP8, [QM_ATTN] = QF_FP8, [QM_EXPERTS] = QF_NVFP4_W, [QM_SHARED] = QF_NVFP4_W, [QM_DENSE] = QF_NVFP4_W, [QM_HEAD] = QF_NVFP4_W },
+        [RECIPE_NVFP4_W4A16] = { [QM_GDN] = QF_NVFP4_W,
+                                 [QM_ATTN] = QF_NVFP4_W,
+                                 [QM_EXPERTS] = QF_NVFP4_W,
+                                 [QM_SHARED] = QF_NVFP4_W,
+                                 [QM_DENSE] = QF_NVFP4_W },
+        [RECIPE_MIXED] = { [QM_GDN] = QF_FP8,
+                           [QM_ATTN] = QF_FP8,
+                           [QM_EXPERTS] = QF_NVFP4_W,
+                           [QM_SHARED] = QF_NVFP4_W,
+                           [QM_DENSE] = QF_NVFP4_W,
+                           [QM_HEAD] = QF_NVFP4_W },
     };
     return table[preset][f];
 }

@@ -100,9 +100,11 @@ static void json_rows(buf *b, const table *t, bool results) {
     buf_puts(b, "\"classes\":[");
     for (int i = 0; i < t->n; i++) {
         const row *r = &t->v[i];
-        buf_printf(b, "%s{\"class\":\"%s\",\"mtp\":%s,\"format\":\"%s\",\"modules\":%d,\"params\":%llu,\"bytes_before\":%llu,\"bytes_after\":%llu",
-                   i ? "," : "", r->name, r->is_mtp ? "true" : "false", qformat_name(r->format), r->modules, (unsigned long long)r->elems,
-                   (unsigned long long)r->before, (unsigned long long)r->after);
+        buf_printf(b,
+                   "%s{\"class\":\"%s\",\"mtp\":%s,\"format\":\"%s\",\"modules\":%d,\"params\":%llu,\"bytes_before\":%"
+                   "llu,\"bytes_after\":%llu",
+                   i ? "," : "", r->name, r->is_mtp ? "true" : "false", qformat_name(r->format), r->modules,
+                   (unsigned long long)r->elems, (unsigned long long)r->before, (unsigned long long)r->after);
         if (results && r->format != QF_KEEP) {
             buf_puts(b, ",\"relative_error\":");
             json_write_double(b, relative(r));
@@ -110,9 +112,11 @@ static void json_rows(buf *b, const table *t, bool results) {
             json_write_double(b, r->worst);
             buf_puts(b, ",\"worst_module\":");
             json_write_str(b, r->worst_module->name);
-            buf_printf(b, ",\"blocks\":%lld,\"zero_blocks\":%lld,\"saturated_blocks\":%lld,\"floored_blocks\":%lld,\"clipped_blocks\":%lld,\"group_amax_ratio\":",
-                       (long long)r->blocks.blocks, (long long)r->blocks.zero, (long long)r->blocks.saturated, (long long)r->blocks.floored,
-                       (long long)r->blocks.clipped);
+            buf_printf(b,
+                       ",\"blocks\":%lld,\"zero_blocks\":%lld,\"saturated_blocks\":%lld,\"floored_blocks\":%lld,"
+                       "\"clipped_blocks\":%lld,\"group_amax_ratio\":",
+                       (long long)r->blocks.blocks, (long long)r->blocks.zero, (long long)r->blocks.saturated,
+                       (long long)r->blocks.floored, (long long)r->blocks.clipped);
             json_write_double(b, r->amax_ratio);
         }
         buf_byte(b, '}');
@@ -126,12 +130,14 @@ static void text_rows(buf *b, const table *t, bool results) {
     for (int i = 0; i < t->n; i++) {
         const row *r = &t->v[i];
         char name[64];
-        snprintf(name, sizeof name, "%s%s", r->is_mtp ? "draft head " : "", r->is_mtp && r->family == QM_MTP_FC ? "fc" : r->name);
-        buf_printf(b, "%-22s %-12s %8d %9.2f MB %9.2f MB %6.2f", name, qformat_name(r->format), r->modules, (double)r->before / 1e6,
-                   (double)r->after / 1e6, 8.0 * (double)r->after / (double)r->elems);
+        snprintf(name, sizeof name, "%s%s", r->is_mtp ? "draft head " : "",
+                 r->is_mtp && r->family == QM_MTP_FC ? "fc" : r->name);
+        buf_printf(b, "%-22s %-12s %8d %9.2f MB %9.2f MB %6.2f", name, qformat_name(r->format), r->modules,
+                   (double)r->before / 1e6, (double)r->after / 1e6, 8.0 * (double)r->after / (double)r->elems);
         if (results && r->format != QF_KEEP)
-            buf_printf(b, "  %10.4f  %6.4f  %9lld  %8lld  %8lld  %10.2f", relative(r), r->worst, (long long)r->blocks.saturated,
-                       (long long)r->blocks.floored, (long long)r->blocks.clipped, r->amax_ratio);
+            buf_printf(b, "  %10.4f  %6.4f  %9lld  %8lld  %8lld  %10.2f", relative(r), r->worst,
+                       (long long)r->blocks.saturated, (long long)r->blocks.floored, (long long)r->blocks.clipped,
+                       r->amax_ratio);
         buf_byte(b, '\n');
     }
 }
@@ -141,49 +147,64 @@ void report_plan(buf *out, const plan *p, bool as_json) {
     const table t = collect(p, NULL);
     const double per_token = bytes_per_token(p);
     if (as_json) {
-        buf_printf(out, "{\"schema\":\"nibble.quantize-plan/1\",\"recipe\":\"%s\",\"source_bytes\":%llu,\"export_bytes\":%llu,\"shards\":%d,\"tensors\":%d,"
-                   "\"bytes_per_token\":%.0f,", recipe_names[p->recipe.preset], (unsigned long long)source_bytes(p), (unsigned long long)p->total_bytes,
-                   p->n_shards, p->n_tensors, per_token);
+        buf_printf(out,
+                   "{\"schema\":\"nibble.quantize-plan/"
+                   "1\",\"recipe\":\"%s\",\"source_bytes\":%llu,\"export_bytes\":%llu,\"shards\":%d,\"tensors\":%d,"
+                   "\"bytes_per_token\":%.0f,",
+                   recipe_names[p->recipe.preset], (unsigned long long)source_bytes(p),
+                   (unsigned long long)p->total_bytes, p->n_shards, p->n_tensors, per_token);
         json_rows(out, &t, false);
         buf_puts(out, "}\n");
         return;
     }
     text_rows(out, &t, false);
-    buf_printf(out, "\n%.3f GB -> %.3f GB in %d file%s, %d tensors; %.3f GB of weights per decoded token\n", (double)source_bytes(p) / 1e9,
-               (double)p->total_bytes / 1e9, p->n_shards, p->n_shards == 1 ? "" : "s", p->n_tensors, per_token / 1e9);
+    buf_printf(out, "\n%.3f GB -> %.3f GB in %d file%s, %d tensors; %.3f GB of weights per decoded token\n",
+               (double)source_bytes(p) / 1e9, (double)p->total_bytes / 1e9, p->n_shards, p->n_shards == 1 ? "" : "s",
+               p->n_tensors, per_token / 1e9);
     buf_puts(out, "bound of tokens/s at batch 1 without drafts, by read bandwidth:");
-    for (size_t i = 0; i < ARRAY_LEN(bandwidths); i++) buf_printf(out, "  %.0f GB/s %.1f", bandwidths[i], bandwidths[i] * 1e9 / per_token);
+    for (size_t i = 0; i < ARRAY_LEN(bandwidths); i++)
+        buf_printf(out, "  %.0f GB/s %.1f", bandwidths[i], bandwidths[i] * 1e9 / per_token);
     buf_byte(out, '\n');
 }
 
 void report_result(buf *out, const plan *p, const quantize_result *r, const provenance *from, bool as_json) {
     const table t = collect(p, r);
     if (as_json) {
-        buf_printf(out, "{\"schema\":\"nibble.quantize/1\",\"recipe\":\"%s\",\"arith\":\"%s\",\"algorithm\":\"%s\",\"calibration\":", recipe_names[p->recipe.preset],
-                   from->arith, from->algorithm);
+        buf_printf(out,
+                   "{\"schema\":\"nibble.quantize/"
+                   "1\",\"recipe\":\"%s\",\"arith\":\"%s\",\"algorithm\":\"%s\",\"calibration\":",
+                   recipe_names[p->recipe.preset], from->arith, from->algorithm);
         json_write_str(out, str_of(from->calibration));
-        buf_printf(out, ",\"mtp_scales\":\"%s\",\"source_bytes\":%llu,\"export_bytes\":%llu,\"seconds\":%.3f,\"gb_per_second\":%.3f,\"resumed_tasks\":%d,\"zero_modules\":%d,",
-                   from->mtp_scales, (unsigned long long)source_bytes(p), (unsigned long long)p->total_bytes, r->seconds,
-                   r->seconds > 0 ? (double)r->read_bytes / r->seconds / 1e9 : 0, r->resumed_tasks, r->zero_modules);
+        buf_printf(out,
+                   ",\"mtp_scales\":\"%s\",\"source_bytes\":%llu,\"export_bytes\":%llu,\"seconds\":%.3f,\"gb_per_"
+                   "second\":%.3f,\"resumed_tasks\":%d,\"zero_modules\":%d,",
+                   from->mtp_scales, (unsigned long long)source_bytes(p), (unsigned long long)p->total_bytes,
+                   r->seconds, r->seconds > 0 ? (double)r->read_bytes / r->seconds / 1e9 : 0, r->resumed_tasks,
+                   r->zero_modules);
         json_rows(out, &t, true);
         buf_puts(out, "}\n");
         return;
     }
     text_rows(out, &t, true);
-    buf_printf(out, "\n%.3f GB -> %.3f GB in %.2f s (%.2f GB/s of source)\n", (double)source_bytes(p) / 1e9, (double)p->total_bytes / 1e9, r->seconds,
-               r->seconds > 0 ? (double)r->read_bytes / r->seconds / 1e9 : 0);
+    buf_printf(out, "\n%.3f GB -> %.3f GB in %.2f s (%.2f GB/s of source)\n", (double)source_bytes(p) / 1e9,
+               (double)p->total_bytes / 1e9, r->seconds, r->seconds > 0 ? (double)r->read_bytes / r->seconds / 1e9 : 0);
 }
 
 void report_card(buf *out, const plan *p, const quantize_result *r, const provenance *from) {
     const table t = collect(p, r);
-    buf_printf(out, "# Quantization\n\nMade with nibble, recipe `%s`, algorithm `%s` (%s arithmetic).\n\n- Calibration: %s\n- Draft head: %s%s%s\n\n"
-               "| class | format | modules | bits per weight | relative error |\n|---|---|---|---|---|\n", recipe_names[p->recipe.preset], from->algorithm,
-               from->arith, from->calibration, !p->has_mtp || p->recipe.mtp == MTP_NONE ? "none" : p->recipe.mtp == MTP_BF16 ? "BF16" : "NVFP4, scales ",
+    buf_printf(out,
+               "# Quantization\n\nMade with nibble, recipe `%s`, algorithm `%s` (%s arithmetic).\n\n- Calibration: "
+               "%s\n- Draft head: %s%s%s\n\n"
+               "| class | format | modules | bits per weight | relative error |\n|---|---|---|---|---|\n",
+               recipe_names[p->recipe.preset], from->algorithm, from->arith, from->calibration,
+               !p->has_mtp || p->recipe.mtp == MTP_NONE ? "none"
+               : p->recipe.mtp == MTP_BF16              ? "BF16"
+                                                        : "NVFP4, scales ",
                from->mtp_scales, "");
     for (int i = 0; i < t.n; i++) {
         const row *x = &t.v[i];
-        buf_printf(out, "| %s%s | %s | %d | %.2f | ", x->is_mtp ? "draft head: " : "", x->name, qformat_name(x->format), x->modules,
-                   8.0 * (double)x->after / (double)x->elems);
+        buf_printf(out, "| %s%s | %s | %d | %.2f | ", x->is_mtp ? "draft head: " : "", x->name, qformat_name(x->format),
+                   x->modules, 8.0 * (double)x->after / (double)x->elems);
         if (x->format == QF_KEEP)
             buf_puts(out, "0 |\n");
         else

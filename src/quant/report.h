@@ -1,6 +1,6 @@
 /* report.h - what an export did: the table of formats before, the summary of errors after. */
-#ifndef NIBBLE_QUANT_REPORT_H
-#define NIBBLE_QUANT_REPORT_H
+#ifndef NIBBLE_REPORT_H
+#define NIBBLE_REPORT_H
 
 #include "quant/configs.h"
 #include "quant/quantize.h"

@@ -28,13 +28,16 @@ static uint64_t group_bytes(const plan *p, int first) {
     uint64_t bytes = 0;
     for (int i = first; i < p->n_modules && i <= first + 4; i++)
         if (p->modules[i].group == first && p->modules[i].format != QF_KEEP)
-            bytes += (uint64_t)p->modules[i].rows * (uint64_t)p->modules[i].cols * (uint64_t)dtype_bytes(p->modules[i].src->type);
+            bytes += (uint64_t)p->modules[i].rows * (uint64_t)p->modules[i].cols *
+                     (uint64_t)dtype_bytes(p->modules[i].src->type);
     return bytes;
 }
 
 task_list tasks_make(const plan *p) {
-    task_list t = { .weight_of = index_array(p->n_modules), .scale_of = index_array(p->n_modules),
-                    .scale_2_of = index_array(p->n_modules), .input_of = index_array(p->n_modules) };
+    task_list t = { .weight_of = index_array(p->n_modules),
+                    .scale_of = index_array(p->n_modules),
+                    .scale_2_of = index_array(p->n_modules),
+                    .input_of = index_array(p->n_modules) };
     int cap = 0;
     for (int i = 0; i < p->n_tensors; i++) {
         const qtensor *x = &p->tensors[i];
@@ -49,7 +52,8 @@ task_list tasks_make(const plan *p) {
         case QP_WEIGHT: {
             t.weight_of[x->module] = i;
             const qmodule *m = &p->modules[x->module];
-            if (m->group == x->module) add(&t, &cap, (qtask){ .tensor = -1, .module = x->module, .source_bytes = group_bytes(p, x->module) });
+            if (m->group == x->module)
+                add(&t, &cap, (qtask){ .tensor = -1, .module = x->module, .source_bytes = group_bytes(p, x->module) });
             break;
         }
         case QP_SCALE: t.scale_of[x->module] = i; break;
@@ -80,11 +84,13 @@ typedef struct journal_head {
 } journal_head;
 
 typedef struct journal_record {
-    int32_t task, module;  /* module -1: end of the task's record */
-    uint64_t check;        /* of the bytes that follow (a qresult), or of the task number */
+    int32_t task, module; /* module -1: end of the task's record */
+    uint64_t check;       /* of the bytes that follow (a qresult), or of the task number */
 } journal_record;
 
-static uint64_t check_of(const void *p, size_t n, uint64_t salt) { return str_hash((str){ p, n }) ^ salt * 0x9E3779B97F4A7C15u; }
+static uint64_t check_of(const void *p, size_t n, uint64_t salt) {
+    return str_hash((str){ p, n }) ^ salt * 0x9E3779B97F4A7C15u;
+}
 
 static bool put(journal *j, const void *p, size_t n, err *e) {
     const ssize_t w = write(j->fd, p, n);
@@ -110,7 +116,8 @@ bool journal_add(journal *j, int i, const task_list *t, const plan *p, const qre
 }
 
 /* Read the records of an earlier run; returns the length of the part that is whole. */
-static size_t replay(journal *j, const uint8_t *bytes, size_t size, const task_list *t, const plan *p, qresult *results) {
+static size_t replay(journal *j, const uint8_t *bytes, size_t size, const task_list *t, const plan *p,
+                     qresult *results) {
     size_t at = sizeof(journal_head), whole = at;
     while (size - at >= sizeof(journal_record)) {
         journal_record r;
@@ -141,23 +148,29 @@ static bool read_whole(buf *b, int fd) {
     return n == 0;
 }
 
-bool journal_open(journal *j, const char *path, uint64_t job, const task_list *t, const plan *p, qresult *results, bool resume, err *e) {
+bool journal_open(journal *j, const char *path, uint64_t job, const task_list *t, const plan *p, qresult *results,
+                  bool resume, err *e) {
     const journal_head head = { "nibbleQ", job, t->n, (int32_t)sizeof(qresult) };
-    *j = (journal){ .fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (resume ? 0 : O_TRUNC), 0666), .done = xcalloc((size_t)t->n + 1, 1) };
+    *j = (journal){ .fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (resume ? 0 : O_TRUNC), 0666),
+                    .done = xcalloc((size_t)t->n + 1, 1) };
     if (j->fd < 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
     buf old = { 0 };
-    bool ok = !resume || read_whole(&old, j->fd) || fail(e, ERR_MACHINE, "E-FILE-READ", "%s: %s", path, strerror(errno));
+    bool ok =
+        !resume || read_whole(&old, j->fd) || fail(e, ERR_MACHINE, "E-FILE-READ", "%s: %s", path, strerror(errno));
     if (ok && old.n >= sizeof head) {
         if (memcmp(old.p, &head, sizeof head) != 0)
-            ok = fail(e, ERR_INPUT, "E-QUANT-RESUME", "%s: was made by another job (other source, options or scales; remove the "
-                      ".partial folder to start anew)", path);
+            ok = fail(e, ERR_INPUT, "E-QUANT-RESUME",
+                      "%s: was made by another job (other source, options or scales; remove the "
+                      ".partial folder to start anew)",
+                      path);
         else {
             const size_t whole = replay(j, (const uint8_t *)old.p, old.n, t, p, results);
             ok = (ftruncate(j->fd, (off_t)whole) == 0 && lseek(j->fd, (off_t)whole, SEEK_SET) >= 0) ||
                  fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
         }
     } else if (ok) {
-        ok = (ftruncate(j->fd, 0) == 0 && lseek(j->fd, 0, SEEK_SET) == 0) || fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+        ok = (ftruncate(j->fd, 0) == 0 && lseek(j->fd, 0, SEEK_SET) == 0) ||
+             fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
         ok = ok && put(j, &head, sizeof head, e);
     }
     buf_free(&old);

@@ -25,10 +25,11 @@ void tasks_free(task_list *t);
  * written, so a record implies the bytes (a killed process loses nothing that the kernel has). */
 typedef struct journal {
     int fd;
-    uint8_t *done;         /* [tasks] */
+    uint8_t *done; /* [tasks] */
     int n_done;
 } journal;
-NODISCARD bool journal_open(journal *j, const char *path, uint64_t job, const task_list *t, const plan *p, qresult *results, bool resume, err *e);
+NODISCARD bool journal_open(journal *j, const char *path, uint64_t job, const task_list *t, const plan *p,
+                            qresult *results, bool resume, err *e);
 /* Record task `i`; for groups with the results of their modules. One writer at a time (the caller locks). */
 NODISCARD bool journal_add(journal *j, int i, const task_list *t, const plan *p, const qresult *results, err *e);
 void journal_close(journal *j);

@@ -12,13 +12,13 @@ typedef struct reply {
     const tokenizer *t;
     detok d;
     split *s;
-    buf raw;             /* decoded, not yet released: may begin a stop string */
-    buf text, thought;   /* all so far */
-    buf calls;           /* JSON array elements, comma-separated: OpenAI's tool_calls */
+    buf raw;           /* decoded, not yet released: may begin a stop string */
+    buf text, thought; /* all so far */
+    buf calls;         /* JSON array elements, comma-separated: OpenAI's tool_calls */
     int n_calls;
     const char *const *stops;
     int n_stops;
-    bool stopped;        /* a stop string completed */
+    bool stopped;                                            /* a stop string completed */
     void (*on_piece)(void *ctx, split_kind kind, str piece); /* TEXT and THOUGHT as they come; may be NULL */
     void *ctx;
 } reply;
@@ -27,7 +27,7 @@ typedef struct reply {
 void reply_init(reply *r, const tokenizer *t, bool thinking, const json *tools, const char *const *stops, int n_stops);
 /* False when a stop string completed: the generation should end. */
 bool reply_push(reply *r, int32_t id);
-void reply_end(reply *r);   /* flush everything held back */
+void reply_end(reply *r); /* flush everything held back */
 void reply_free(reply *r);
 
 #endif

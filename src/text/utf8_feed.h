@@ -7,8 +7,8 @@
 
 typedef struct utf8_feed {
     uint8_t held[4];
-    int n; /* bytes of an unfinished character */
-} utf8_feed;     /* zeroed: empty */
+    int n;   /* bytes of an unfinished character */
+} utf8_feed; /* zeroed: empty */
 
 void utf8_feed_bytes(utf8_feed *f, str bytes, buf *out);
 void utf8_feed_end(utf8_feed *f, buf *out);

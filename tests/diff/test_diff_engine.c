@@ -29,7 +29,11 @@ static bool on_token(void *ctx, int32_t id, double logprob, const int32_t *top, 
 }
 
 static engine *open_with(int threads, kern_isa isa, const char *device, int chunk, int slots, kv_mode kv) {
-    return open_tiny((engine_options){ .ctx = 1024, .kv = kv, .chunk = chunk, .slots = slots, .no_text = true,
+    return open_tiny((engine_options){ .ctx = 1024,
+                                       .kv = kv,
+                                       .chunk = chunk,
+                                       .slots = slots,
+                                       .no_text = true,
                                        .ops = { .threads = threads, .isa = isa, .device = device } });
 }
 
@@ -40,7 +44,10 @@ static out generate(engine *g, const int32_t *prompt, int n, int depth, double t
     out o = { .n = 0 };
     OK(session_open(&s, g, depth > 0, &e));
     OK(session_set(&s, prompt, n, &e));
-    const gen_options opt = { .max_tokens = tokens, .depth = depth, .on_token = on_token, .ctx = &o,
+    const gen_options opt = { .max_tokens = tokens,
+                              .depth = depth,
+                              .on_token = on_token,
+                              .ctx = &o,
                               .sampling = { .temperature = temperature, .top_k = 20, .top_p = 0.95, .seed = seed } };
     OK(session_generate(&s, &opt, &r, &e));
     session_close(&s);
@@ -79,14 +86,19 @@ static void test_hidden_bits(void **state) {
         kern_isa isa;
         const char *device, *what;
     } variants[] = {
-        { 2, 256, ISA_COUNT, NULL, "two threads" },     { 5, 256, ISA_COUNT, NULL, "five threads" },
-        { 2, 64, ISA_COUNT, NULL, "chunks of 64" },     { 2, 1, ISA_COUNT, NULL, "one row at a time" },
-        { 2, 37, ISA_AVX2, NULL, "AVX2" },              { 2, 29, ISA_AVX512, NULL, "AVX-512" },
-        { 2, 41, ISA_NEON, NULL, "NEON" },              { 2, 256, ISA_REF, NULL, "reference kernels" },
+        { 2, 256, ISA_COUNT, NULL, "two threads" },
+        { 5, 256, ISA_COUNT, NULL, "five threads" },
+        { 2, 64, ISA_COUNT, NULL, "chunks of 64" },
+        { 2, 1, ISA_COUNT, NULL, "one row at a time" },
+        { 2, 37, ISA_AVX2, NULL, "AVX2" },
+        { 2, 29, ISA_AVX512, NULL, "AVX-512" },
+        { 2, 41, ISA_NEON, NULL, "NEON" },
+        { 2, 256, ISA_REF, NULL, "reference kernels" },
         { 1, 100, ISA_COUNT, "ref", "the ref backend" },
     };
     for (size_t i = 0; i < ARRAY_LEN(variants); i++) {
-        engine *g = open_with(variants[i].threads, variants[i].isa, variants[i].device, variants[i].chunk, 2, KV_CACHE_F32);
+        engine *g =
+            open_with(variants[i].threads, variants[i].isa, variants[i].device, variants[i].chunk, 2, KV_CACHE_F32);
         float *got = hidden_of(g, prompt, N);
         if (memcmp(got, want, bytes) != 0) fail_msg("%s changed bits", variants[i].what);
         free(got);
@@ -195,7 +207,8 @@ static void test_end_of_context(void **state) {
     (void)state;
     int32_t prompt[20];
     random_prompt(prompt, 20, 70);
-    engine *g = open_tiny((engine_options){ .ctx = 50, .kv = KV_CACHE_F32, .no_text = true, .ops = { .isa = ISA_COUNT } });
+    engine *g =
+        open_tiny((engine_options){ .ctx = 50, .kv = KV_CACHE_F32, .no_text = true, .ops = { .isa = ISA_COUNT } });
     const out off = generate(g, prompt, 20, 0, 0, 0);
     assert_int_equal(off.n, 31); /* 30 positions are left, and the last one still yields a token */
     for (int depth = 1; depth <= 5; depth++) {
@@ -209,7 +222,8 @@ int main(void) {
     const char *s = getenv("NIBBLE_SEED");
     seed = s ? strtoull(s, NULL, 0) : (uint64_t)time(NULL);
     printf("seed %llu\n", (unsigned long long)seed);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_hidden_bits), cmocka_unit_test(test_speculation_is_invisible),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_hidden_bits),
+                                        cmocka_unit_test(test_speculation_is_invisible),
                                         cmocka_unit_test(test_batch_mates), cmocka_unit_test(test_continued_session),
                                         cmocka_unit_test(test_end_of_context) };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -42,7 +42,8 @@ typedef struct made {
     quantize_result r;
 } made;
 
-static made export_model(const recipe *r, const amax_table *amax, quant_arith arith, uint64_t shard_bytes, int threads) {
+static made export_model(const recipe *r, const amax_table *amax, quant_arith arith, uint64_t shard_bytes,
+                         int threads) {
     err e = { 0 };
     made m = { 0 };
     char *partial, dst[64];
@@ -155,12 +156,20 @@ static void test_mixed_fp8(void **state) {
 
 /* mtp.json's rule: 4 x the input amax of the same role in the last full-attention layer, K and V scales borrowed. */
 static void generous(amax_table *amax) {
-    static const char *const roles[] = { "self_attn.q_proj.input_quantizer", "self_attn.k_proj.input_quantizer", "self_attn.v_proj.input_quantizer",
-        "self_attn.o_proj.input_quantizer", "mlp.shared_expert.gate_proj.input_quantizer", "mlp.shared_expert.up_proj.input_quantizer",
-        "mlp.shared_expert.down_proj.input_quantizer", "mlp.experts.gate_up_proj_input_quantizer", "mlp.experts.down_proj_input_quantizer" };
+    static const char *const roles[] = { "self_attn.q_proj.input_quantizer",
+                                         "self_attn.k_proj.input_quantizer",
+                                         "self_attn.v_proj.input_quantizer",
+                                         "self_attn.o_proj.input_quantizer",
+                                         "mlp.shared_expert.gate_proj.input_quantizer",
+                                         "mlp.shared_expert.up_proj.input_quantizer",
+                                         "mlp.shared_expert.down_proj.input_quantizer",
+                                         "mlp.experts.gate_up_proj_input_quantizer",
+                                         "mlp.experts.down_proj_input_quantizer" };
     char from[200], to[200];
     for (size_t i = 0; i < ARRAY_LEN(roles) + 2; i++) {
-        const char *role = i < ARRAY_LEN(roles) ? roles[i] : i == ARRAY_LEN(roles) ? "self_attn.k_bmm_quantizer" : "self_attn.v_bmm_quantizer";
+        const char *role = i < ARRAY_LEN(roles)    ? roles[i]
+                           : i == ARRAY_LEN(roles) ? "self_attn.k_bmm_quantizer"
+                                                   : "self_attn.v_bmm_quantizer";
         snprintf(from, sizeof from, "model.language_model.layers.7.%s", role);
         snprintf(to, sizeof to, "mtp.layers.0.%s", role);
         const float a = amax_get(amax, str_of(from));
@@ -202,7 +211,8 @@ static void test_shards_and_threads(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_uniform_cuda), cmocka_unit_test(test_uniform_cpu), cmocka_unit_test(test_mixed_fp8),
-                                        cmocka_unit_test(test_draft_head), cmocka_unit_test(test_shards_and_threads) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_uniform_cuda), cmocka_unit_test(test_uniform_cpu),
+                                        cmocka_unit_test(test_mixed_fp8), cmocka_unit_test(test_draft_head),
+                                        cmocka_unit_test(test_shards_and_threads) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

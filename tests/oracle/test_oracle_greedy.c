@@ -46,8 +46,13 @@ static int run_case(engine *g, session *s, const json *c, int depth, int64_t *ta
     gen_result r;
     session_reset(s);
     OK(session_set(s, ids_v, (int)prompt->n, &e));
-    const gen_options opt = { .max_tokens = (int)want->n, .depth = depth, .stop_ids = g->config.stop_ids,
-                              .n_stop_ids = g->config.stop_count, .on_token = on_token, .on_round = on_round, .ctx = got };
+    const gen_options opt = { .max_tokens = (int)want->n,
+                              .depth = depth,
+                              .stop_ids = g->config.stop_ids,
+                              .n_stop_ids = g->config.stop_count,
+                              .on_token = on_token,
+                              .on_round = on_round,
+                              .ctx = got };
     OK(session_generate(s, &opt, &r, &e));
     assert_int_equal(got->n, want->n);
     for (int i = 0; i < got->n; i++) assert_int_equal(got->out[i], number(&want->u.items[i]));
@@ -68,7 +73,8 @@ static void all_cases(int depth, kern_isa isa, const char *device, int chunk) {
     OK(json_parse_file(&file, &mem, ORACLE "greedy.json", NULL, &e));
     const json *cases = json_get(file, "cases");
     assert_int_equal(cases->n, 23);
-    engine *g = open_tiny((engine_options){ .ctx = 1024, .kv = KV_CACHE_F32, .chunk = chunk, .ops = { .isa = isa, .device = device } });
+    engine *g = open_tiny(
+        (engine_options){ .ctx = 1024, .kv = KV_CACHE_F32, .chunk = chunk, .ops = { .isa = isa, .device = device } });
     session s;
     OK(session_open(&s, g, depth > 0, &e));
     int64_t taken = 0, rounds = 0;
@@ -83,10 +89,22 @@ static void all_cases(int depth, kern_isa isa, const char *device, int chunk) {
     arena_free(&mem);
 }
 
-static void test_rounds(void **state) { (void)state; all_cases(2, ISA_COUNT, NULL, 0); }
-static void test_without_speculation(void **state) { (void)state; all_cases(0, ISA_COUNT, NULL, 0); }
-static void test_depth_one(void **state) { (void)state; all_cases(1, ISA_COUNT, NULL, 0); }
-static void test_depth_five(void **state) { (void)state; all_cases(5, ISA_COUNT, NULL, 7); }
+static void test_rounds(void **state) {
+    (void)state;
+    all_cases(2, ISA_COUNT, NULL, 0);
+}
+static void test_without_speculation(void **state) {
+    (void)state;
+    all_cases(0, ISA_COUNT, NULL, 0);
+}
+static void test_depth_one(void **state) {
+    (void)state;
+    all_cases(1, ISA_COUNT, NULL, 0);
+}
+static void test_depth_five(void **state) {
+    (void)state;
+    all_cases(5, ISA_COUNT, NULL, 7);
+}
 
 int main(void) {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_rounds), cmocka_unit_test(test_without_speculation),

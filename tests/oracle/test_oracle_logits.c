@@ -12,7 +12,8 @@ static engine *g;
 
 static int setup(void **state) {
     (void)state;
-    g = open_tiny((engine_options){ .slots = 2, .ctx = 1024, .kv = KV_CACHE_F32, .no_text = true, .ops = { .isa = ISA_COUNT } });
+    g = open_tiny(
+        (engine_options){ .slots = 2, .ctx = 1024, .kv = KV_CACHE_F32, .no_text = true, .ops = { .isa = ISA_COUNT } });
     return 0;
 }
 
@@ -37,7 +38,8 @@ static void compare_logits(const char *what, int i, const st_tensor *want_t, con
     free(got);
 }
 
-static void compare_hidden(const char *what, int i, const st_tensor *want_t, const float *hidden, int rows, double bound) {
+static void compare_hidden(const char *what, int i, const st_tensor *want_t, const float *hidden, int rows,
+                           double bound) {
     const int h = g->config.hidden, keep = (int)want_t->shape[0];
     float *want = oracle_floats(want_t);
     const double rms = relative_rms(hidden + (int64_t)(rows - keep) * h, want, (int64_t)keep * h);
@@ -94,6 +96,7 @@ static void test_layer_inputs(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_trunk_and_draft_logits), cmocka_unit_test(test_layer_inputs) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_trunk_and_draft_logits),
+                                        cmocka_unit_test(test_layer_inputs) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -93,7 +93,8 @@ static void test_shards(void **state) {
     }
     for (int i = 0; i < 2; i++) {
         const char *key = i ? "total_size" : "total_parameters";
-        assert_int_equal(json_get(json_get(mine, "metadata"), key)->u.i, json_get(json_get(file, "metadata"), key)->u.i);
+        assert_int_equal(json_get(json_get(mine, "metadata"), key)->u.i,
+                         json_get(json_get(file, "metadata"), key)->u.i);
     }
     plan_free(&p);
     arena_free(&mem);
@@ -108,17 +109,22 @@ static void test_groups(void **state) {
     OK(plan_make(&p, &files, &config, &r, 10000000000u, &e));
     const char *const pairs[][2] = {
         { "model.language_model.layers.3.self_attn.q_proj", "model.language_model.layers.3.self_attn.v_proj" },
-        { "model.language_model.layers.0.linear_attn.in_proj_qkv", "model.language_model.layers.0.linear_attn.in_proj_z" },
-        { "model.language_model.layers.5.mlp.experts.7.gate_proj", "model.language_model.layers.5.mlp.experts.7.up_proj" },
-        { "model.language_model.layers.2.mlp.shared_expert.gate_proj", "model.language_model.layers.2.mlp.shared_expert.up_proj" },
+        { "model.language_model.layers.0.linear_attn.in_proj_qkv",
+          "model.language_model.layers.0.linear_attn.in_proj_z" },
+        { "model.language_model.layers.5.mlp.experts.7.gate_proj",
+          "model.language_model.layers.5.mlp.experts.7.up_proj" },
+        { "model.language_model.layers.2.mlp.shared_expert.gate_proj",
+          "model.language_model.layers.2.mlp.shared_expert.up_proj" },
         { "mtp.layers.0.self_attn.k_proj", "mtp.layers.0.self_attn.q_proj" },
     };
     for (size_t i = 0; i < ARRAY_LEN(pairs); i++)
         assert_int_equal(plan_find(&p, str_of(pairs[i][0]))->group, plan_find(&p, str_of(pairs[i][1]))->group);
     const char *const apart[][2] = {
         { "model.language_model.layers.3.self_attn.q_proj", "model.language_model.layers.3.self_attn.o_proj" },
-        { "model.language_model.layers.5.mlp.experts.7.gate_proj", "model.language_model.layers.5.mlp.experts.8.gate_proj" },
-        { "model.language_model.layers.5.mlp.experts.7.gate_proj", "model.language_model.layers.5.mlp.experts.7.down_proj" },
+        { "model.language_model.layers.5.mlp.experts.7.gate_proj",
+          "model.language_model.layers.5.mlp.experts.8.gate_proj" },
+        { "model.language_model.layers.5.mlp.experts.7.gate_proj",
+          "model.language_model.layers.5.mlp.experts.7.down_proj" },
     };
     for (size_t i = 0; i < ARRAY_LEN(apart); i++)
         assert_int_not_equal(plan_find(&p, str_of(apart[i][0]))->group, plan_find(&p, str_of(apart[i][1]))->group);
@@ -146,7 +152,8 @@ static void test_globs(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_uniform), cmocka_unit_test(test_mixed), cmocka_unit_test(test_shards),
-                                        cmocka_unit_test(test_groups), cmocka_unit_test(test_globs) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_uniform), cmocka_unit_test(test_mixed),
+                                        cmocka_unit_test(test_shards), cmocka_unit_test(test_groups),
+                                        cmocka_unit_test(test_globs) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -70,7 +70,9 @@ static int teardown(void **state) {
 static engine *open_export(act_mode act, kv_mode kv) {
     err e = { 0 };
     engine *g;
-    const engine_options o = { .ctx = LEN, .chunk = LEN, .act = act, .kv = kv, .no_text = true, .ops = { .isa = ISA_COUNT } };
+    const engine_options o = {
+        .ctx = LEN, .chunk = LEN, .act = act, .kv = kv, .no_text = true, .ops = { .isa = ISA_COUNT }
+    };
     OK(engine_open(&g, model_dir, &o, &e));
     return g;
 }
@@ -92,14 +94,17 @@ static void test_activation_codes(void **state) {
         char name[300];
         str stem = { in_t->name.p, in_t->name.n - 3 };
         snprintf(name, sizeof name, STR_FMT ".out", STR_ARG(stem));
-        float *in = oracle_floats(in_t), *out = oracle_floats(st_find(&trace, str_of(name))), *got = malloc(in_t->bytes);
+        float *in = oracle_floats(in_t), *out = oracle_floats(st_find(&trace, str_of(name))),
+              *got = malloc(in_t->bytes);
         const int64_t n = (int64_t)in_t->elems;
         uint8_t *codes = malloc((size_t)n / 2), *scales = malloc((size_t)n / 16);
         const float g = input_scale_of(stem);
         nvfp4_act_encode(codes, scales, in, n, g);
         nvfp4_decode_f32(got, codes, scales, n, g);
         for (int64_t k = 0; k < n; k++)
-            if (got[k] != out[k]) fail_msg(STR_FMT ": element %lld: %g, ModelOpt has %g", STR_ARG(in_t->name), (long long)k, (double)got[k], (double)out[k]);
+            if (got[k] != out[k])
+                fail_msg(STR_FMT ": element %lld: %g, ModelOpt has %g", STR_ARG(in_t->name), (long long)k,
+                         (double)got[k], (double)out[k]);
         free(in);
         free(out);
         free(got);
@@ -114,8 +119,10 @@ static void test_kv_codes(void **state) {
     (void)state;
     for (int v = 0; v < 2; v++) {
         char name[200];
-        const int n = snprintf(name, sizeof name, "model.language_model.layers.3.self_attn.%c_bmm_quantizer", v ? 'v' : 'k');
-        const float a = amax_get(&amax, (str){ name, (size_t)n }), scale = fp8_scale(a, ARITH_CUDA), m = fp8_sim_multiplier(a);
+        const int n =
+            snprintf(name, sizeof name, "model.language_model.layers.3.self_attn.%c_bmm_quantizer", v ? 'v' : 'k');
+        const float a = amax_get(&amax, (str){ name, (size_t)n }), scale = fp8_scale(a, ARITH_CUDA),
+                    m = fp8_sim_multiplier(a);
         snprintf(name + n, sizeof name - (size_t)n, ".in");
         const st_tensor *in_t = st_find(&trace, str_of(name));
         float *in = oracle_floats(in_t);
@@ -190,7 +197,8 @@ static void on_op(void *ctx, ops *inner, const ops_event *ev) {
         const float gd = scale_named("%s.down_proj_input_quantizer", experts_name(ev->ex));
         for (int r = 0; r < ev->rows; r++) {
             note_row(w, r, ev->in + r * ev->in_ld, ev->in_cols, gu);
-            for (int j = 0; j < ev->k; j++) note_row(w, r, ev->in2 + ((int64_t)r * ev->k + j) * ev->in2_cols, ev->in2_cols, gd);
+            for (int j = 0; j < ev->k; j++)
+                note_row(w, r, ev->in2 + ((int64_t)r * ev->k + j) * ev->in2_cols, ev->in2_cols, gd);
         }
     }
 }
@@ -229,7 +237,8 @@ static void test_layers(void **state) {
             if (rms <= 1e-6)
                 exact++;
             else {
-                print_message("layer %d token %d: relative RMS %.2e, nearest code %.1e from a tie\n", l, t, rms, nearest);
+                print_message("layer %d token %d: relative RMS %.2e, nearest code %.1e from a tie\n", l, t, rms,
+                              nearest);
                 assert_true(nearest <= 1e-5);
             }
         }
@@ -266,7 +275,8 @@ static bool first_flip_is_a_tie(engine *g, int i) {
         snprintf(name, sizeof name, "w4a4_kv8.hidden.%d", l);
         float *ref = oracle_floats(st_find(&want, str_of(name)));
         for (int t = 0; t < LEN && layer < 0; t++)
-            if (relative_rms(r.hidden + ((int64_t)l * LEN + t) * h, ref + (int64_t)t * h, h) > 1e-6) layer = l - 1, token = t;
+            if (relative_rms(r.hidden + ((int64_t)l * LEN + t) * h, ref + (int64_t)t * h, h) > 1e-6)
+                layer = l - 1, token = t;
         free(ref);
     }
     assert_true(layer >= 0);
@@ -284,7 +294,8 @@ static bool first_flip_is_a_tie(engine *g, int i) {
     g->n.o = plain;
     tap->close(tap);
     teacher_free(&r);
-    print_message("prompt %d leaves the oracle at layer %d, token %d, with a code %.1e from a tie\n", i, layer, token, w.near[token]);
+    print_message("prompt %d leaves the oracle at layer %d, token %d, with a code %.1e from a tie\n", i, layer, token,
+                  w.near[token]);
     return w.near[token] <= 1e-5;
 }
 
@@ -293,7 +304,8 @@ static void test_w4a4_prompts(void **state) {
     engine *g = open_export(ACT_AUTO, KV_CACHE_AUTO);
     const int v = g->config.vocab;
     assert_int_equal(g->kv_type, DT_F8_E4M3);
-    float *all = oracle_floats(st_find(&want, STR("w4a4_kv8.logits_last16"))), *got = malloc((size_t)LAST * (size_t)v * sizeof *got);
+    float *all = oracle_floats(st_find(&want, STR("w4a4_kv8.logits_last16"))),
+          *got = malloc((size_t)LAST * (size_t)v * sizeof *got);
     int close = 0, same_top = 0;
     for (int i = 0; i < PROMPTS; i++) {
         const float *ref = all + (int64_t)i * LAST * v;
@@ -314,7 +326,8 @@ static void test_w4a4_prompts(void **state) {
         print_message("prompt %d: logit RMS %.2e, worst KL %.1e\n", i, rms, worst);
         if (rms <= 1e-5)
             close++;
-        else if (worst > 1e-2) /* more than the band for a flipped code: then the flip itself must be shown to be a tie */
+        else if (worst >
+                 1e-2) /* more than the band for a flipped code: then the flip itself must be shown to be a tie */
             assert_true(first_flip_is_a_tie(g, i) && worst <= 5e-2);
     }
     assert_true(close >= 4);
@@ -346,7 +359,8 @@ static void test_w4a16_prompts(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_activation_codes), cmocka_unit_test(test_kv_codes), cmocka_unit_test(test_layers),
-                                        cmocka_unit_test(test_w4a4_prompts), cmocka_unit_test(test_w4a16_prompts) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_activation_codes), cmocka_unit_test(test_kv_codes),
+                                        cmocka_unit_test(test_layers), cmocka_unit_test(test_w4a4_prompts),
+                                        cmocka_unit_test(test_w4a16_prompts) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

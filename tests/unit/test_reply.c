@@ -51,6 +51,7 @@ static void test_special_tokens_do_not_show(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_special_tokens_do_not_show) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_stop_strings),
+                                        cmocka_unit_test(test_special_tokens_do_not_show) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -30,7 +30,8 @@ static void test_same_key_same_draw(void **state) {
     sampler_params other = p;
     other.seed = 43;
     different = 0;
-    for (int i = 0; i < 200; i++) different += sampler_draw(&a, &p, LOGITS, 8, i) != sampler_draw(&a, &other, LOGITS, 8, i);
+    for (int i = 0; i < 200; i++)
+        different += sampler_draw(&a, &p, LOGITS, 8, i) != sampler_draw(&a, &other, LOGITS, 8, i);
     assert_true(different > 20);
     sampler_free(&a);
     sampler_free(&b);

@@ -19,7 +19,7 @@ ADAPTERS = {
     r"immintrin\.h|x86intrin\.h|[a-z]mmintrin\.h": r".*_(avx2|avx512|amx)\.[ch]",
     r"arm_neon\.h": r".*_neon\.[ch]",
     r"cpuid\.h|sys/auxv\.h": r"(base|kern)/cpu\.c",
-    r"pthread\.h|threads\.h|sched\.h": r"(base|engine|serve)/.*",
+    r"pthread\.h|threads\.h|sched\.h": r"(base|engine|quant|serve)/.*",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
