@@ -33,9 +33,13 @@ static bool render(const char *request, const char *file, const arg_strings *pos
     arena mem = { 0 };
     const json *v = NULL;
     chat_template *t = NULL;
-    bool ok = json_parse_file(&v, &mem, request, NULL, e) && open_template(&t, file, pos, e) &&
-              template_render(t, text, v, e);
-    if (!ok && e->id && e->kind == ERR_INPUT && t && !file && pos->n) fail_prefix(e, "%s", pos->v[0]);
+    bool ok = json_parse_file(&v, &mem, request, NULL, e) && open_template(&t, file, pos, e);
+    if (ok && v->type != JSON_OBJECT)
+        ok = fail(e, ERR_INPUT, "E-TEMPLATE-REQUEST", "%s: not a JSON object (it needs at least messages)", request);
+    if (ok && !template_render(t, text, v, e)) {
+        ok = false;
+        if (file || pos->n) fail_prefix(e, "%s", file ? file : pos->v[0]);
+    }
     template_close(t);
     arena_free(&mem);
     return ok;

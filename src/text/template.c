@@ -113,6 +113,7 @@ static bool compile_config(chat_template *t, const json *config, const char *dir
 
 static bool open_dir(chat_template *t, const char *dir, err *e) {
     const json *config;
+    if (!file_is_dir(dir)) return fail(e, ERR_INPUT, "E-FILE-OPEN", "%s: no such directory", dir);
     if (!parse_config(&t->mem, &config, dir, e)) return false;
     read_tokens(t, config);
     char *path = path_join(dir, "chat_template.jinja");

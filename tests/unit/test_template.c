@@ -109,6 +109,7 @@ static void refused(const char *dir, const char *id, const char *part) {
 static void bad_sources(void **state) {
     (void)state;
     char *d = scratch_new();
+    refused("/nonexistent/model", "E-FILE-OPEN", "/nonexistent/model");
     refused(d, "E-TEMPLATE-MISSING", d);
     free(scratch_puts(d, "tokenizer_config.json", "{\"chat_template\": 5}"));
     refused(d, "E-TEMPLATE-MISSING", "chat_template");
