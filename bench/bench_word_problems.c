@@ -66,8 +66,12 @@ static bool ask(score *sc, engine *g, session *s, const json *problem, const opt
     ok = ok && session_set(s, ids.v, (int)ids.n, e);
     if (ok) {
         reply_init(&r, g->tok, split_prompt_thinks(buf_view(&prompt)), NULL, NULL, 0);
-        const gen_options gen = { .max_tokens = 200, .depth = g->n.has_mtp ? 2 : 0, .stop_ids = g->config.stop_ids,
-                                  .n_stop_ids = g->config.stop_count, .on_token = on_token, .ctx = &r };
+        const gen_options gen = { .max_tokens = 200,
+                                  .depth = g->n.has_mtp ? 2 : 0,
+                                  .stop_ids = g->config.stop_ids,
+                                  .n_stop_ids = g->config.stop_count,
+                                  .on_token = on_token,
+                                  .ctx = &r };
         ok = session_generate(s, &gen, &res, e);
         reply_end(&r);
         if (ok) {
@@ -89,7 +93,9 @@ static bool one_model(const char *dir, str lines, const options *o, err *e) {
     engine *g = NULL;
     session s = { 0 };
     score sc = { 0 };
-    const engine_options eo = { .ctx = 1024, .need_text = true, .act = o->act, .ops = { .threads = o->threads, .isa = ISA_COUNT } };
+    const engine_options eo = {
+        .ctx = 1024, .need_text = true, .act = o->act, .ops = { .threads = o->threads, .isa = ISA_COUNT }
+    };
     bool ok = engine_open(&g, dir, &eo, e) && session_open(&s, g, true, e);
     if (ok && !g->tmpl) ok = fail(e, ERR_INPUT, "E-TEMPLATE-MISSING", "%s: no chat template", dir);
     while (ok && lines.n && sc.asked < o->problems) {
@@ -105,8 +111,8 @@ static bool one_model(const char *dir, str lines, const options *o, err *e) {
     if (ok && sc.asked) {
         const double n = sc.asked, p = sc.right / n, z = 1.96, mid = (p + z * z / (2 * n)) / (1 + z * z / n),
                      half = z * sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n);
-        printf("%-40s %d of %d right (%.1f %%, 95 %% interval %.1f to %.1f), accept length %.3f of 3, KV %s\n", dir, sc.right,
-               sc.asked, 100 * p, 100 * (mid - half), 100 * (mid + half),
+        printf("%-40s %d of %d right (%.1f %%, 95 %% interval %.1f to %.1f), accept length %.3f of 3, KV %s\n", dir,
+               sc.right, sc.asked, 100 * p, 100 * (mid - half), 100 * (mid + half),
                sc.rounds ? (double)(sc.accepted + sc.rounds) / (double)sc.rounds : 0.0, dtype_name(g->kv_type));
     }
     session_close(&s);
@@ -119,13 +125,29 @@ int main(int argc, char **argv) {
     options o = { .problems = 100 };
     int act = 0;
     const arg_opt opts[] = {
-        { .type = ARG_INT, .name = "problems", .meta = "N", .dst = &o.problems, .lo = 1, .hi = 1 << 20, .help = "ask the first N" },
-        { .type = ARG_INT, .name = "threads", .meta = "N", .dst = &o.threads, .lo = 0, .hi = 1024, .none = "all CPUs", .help = "compute threads" },
+        { .type = ARG_INT,
+          .name = "problems",
+          .meta = "N",
+          .dst = &o.problems,
+          .lo = 1,
+          .hi = 1 << 20,
+          .help = "ask the first N" },
+        { .type = ARG_INT,
+          .name = "threads",
+          .meta = "N",
+          .dst = &o.threads,
+          .lo = 0,
+          .hi = 1024,
+          .none = "all CPUs",
+          .help = "compute threads" },
         { .type = ARG_FLAG, .name = "think", .dst = &o.think, .help = "let the model think first" },
         { .type = ARG_ENUM, .name = "act", .dst = &act, .choices = acts, .help = "inputs of NVFP4 Linears" },
     };
-    const arg_spec spec = { .usage = "bench_word_problems [options] PROBLEMS.jsonl MODEL_DIR...", .opts = opts,
-                            .count = ARRAY_LEN(opts), .min_positional = 2, .max_positional = -1 };
+    const arg_spec spec = { .usage = "bench_word_problems [options] PROBLEMS.jsonl MODEL_DIR...",
+                            .opts = opts,
+                            .count = ARRAY_LEN(opts),
+                            .min_positional = 2,
+                            .max_positional = -1 };
     arg_strings pos = { 0 };
     buf text = { 0 };
     err e = { 0 };

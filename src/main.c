@@ -52,12 +52,10 @@ static int dispatch(int argc, char **argv, err *e) {
 int main(int argc, char **argv) {
     err e = { 0 };
     const int code = dispatch(argc, argv, &e);
-    if (e.kind != ERR_NONE) fprintf(stderr, "nibble: %s: %s\n", e.id, e.msg);
     /* A result that did not reach its file or pipe is not a result. */
-    if (fflush(stdout) != 0 && e.kind == ERR_NONE) {
-        fprintf(stderr,
-                "nibble: E-CMD-STDOUT: standard output: the result could not be written (full disk or closed pipe?)\n");
-        return 4;
-    }
+    if (fflush(stdout) != 0)
+        fail(&e, ERR_MACHINE, "E-CMD-STDOUT",
+             "standard output: the result could not be written (full disk or closed pipe?)");
+    if (e.kind != ERR_NONE) fprintf(stderr, "nibble: %s: %s\n", e.id, e.msg);
     return e.kind != ERR_NONE ? err_exit_code(e.kind) : code;
 }
