@@ -84,13 +84,17 @@ double stats_error_relative(const stats_error *s) {
 
 void stats_blocks_add(stats_blocks *s, const float *b, const uint8_t *scales, int64_t n_blocks, float s2) {
     const float d = 6.0f * s2;
-    s->blocks += n_blocks;
+    int64_t zero = 0, clipped = 0, nan = 0;
     for (int64_t i = 0; i < n_blocks; i++) {
-        const float want = b[i] / d;
-        s->zero += b[i] == 0;
-        s->saturated += scales[i] == 0x7e && want > 464.0f;
-        s->floored += scales[i] == 0x01 && b[i] > 0 && want <= 0x1p-10f;
-        s->clipped += b[i] > 7.0f * (e4m3_to_f32(scales[i]) * s2);
-        s->nan += (scales[i] & 0x7f) == 0x7f || isnan(b[i]);
+        const uint8_t c = scales[i];
+        zero += b[i] == 0;
+        clipped += b[i] > 7.0f * (e4m3_to_f32(c) * s2);
+        nan += (c & 0x7f) == 0x7f || isnan(b[i]);
+        if (c == 0x7e) s->saturated += b[i] / d > 464.0f;
+        if (c == 0x01) s->floored += b[i] > 0 && b[i] / d <= 0x1p-10f;
     }
+    s->blocks += n_blocks;
+    s->zero += zero;
+    s->clipped += clipped;
+    s->nan += nan;
 }

@@ -10,7 +10,7 @@ A case, one after another in a file ("#" starts a comment between cases):
     ? 3                                        exit status, 0 when absent
     > [22, 223]                                a line of stdout, exact          >~ like that, * matches anything
     >*                                         any number of lines             >| the line before has no newline
-    !~ nibble: E-X: *                          a line of stderr, * matches     !* any number of lines
+    !~ nibble: E-X: *                          a line of stderr, * matches     !* any number of lines     !- no line at all
 Without any ">" stdout must be empty. Without any "!" stderr may hold anything after success; after a failure it must be one
 line that starts with "nibble: E-". Variables: TINY (embedded model), ORACLE (tests/oracle/qwen36-tiny), ROOT (source tree).
 """
@@ -31,7 +31,7 @@ def parse(path):
     cases, case = [], None
     for n, line in enumerate(path.read_text().splitlines(), 1):
         if line.startswith("== "):
-            case = {"name": f"{path.stem}: {line[3:].strip()}", "sh": [], "out": [], "err": [], "exit": 0, "newline": True}
+            case = {"name": f"{path.stem}: {line[3:].strip()}", "sh": [], "out": [], "err": [], "exit": 0, "newline": True, "silent": False}
             cases.append(case)
         elif not line.strip() or line.startswith("#"):
             continue
@@ -39,6 +39,8 @@ def parse(path):
             sys.exit(f"{path}:{n}: text before the first case")
         elif line == ">*" or line == "!*":
             case["out" if line[0] == ">" else "err"].append(("any", ""))
+        elif line == "!-":
+            case["silent"] = True
         elif line == ">|":
             case["newline"] = False
         elif m := re.match(r"([$>!?])(~?)(?: (.*))?$", line):
@@ -89,7 +91,9 @@ def run(case, env, limit):
         bad += [f"    {'...' if k == 'any' else w}" for k, w in case["out"]]
     if case["out"] and case["out"][-1][0] != "any" and p.stdout and p.stdout.endswith(b"\n") != case["newline"]:
         bad.append("stdout " + ("lacks its last newline" if case["newline"] else "ends in a newline"))
-    if case["err"]:
+    if case["silent"] and err:
+        bad.append("stderr should be empty")
+    elif case["err"]:
         if not lines_match(case["err"], err):
             bad.append("stderr differs; expected:")
             bad += [f"    {'...' if k == 'any' else w}" for k, w in case["err"]]

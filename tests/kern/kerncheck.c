@@ -1,11 +1,11 @@
 /* kerncheck - every kernel at every level of this CPU against the plain-C reference, bit for bit.
  *
- *   kerncheck [--seed N] [--only MEMBER] [--rounds N] [--bench] [--fault]
+ *   kerncheck [--seed N] [--only MEMBER] [--rounds N] [--bench] [--fault] [--all]
  *
  * Operands end at an unreadable page and start only element-aligned, outputs carry a pattern around what may be written,
  * sizes sweep all tails, fills are random and adversarial. The last test freezes the bits themselves (a hash of
  * the reference's results on fixed inputs), so that all architectures are compared with each other.
- * --fault flips one bit of one result per member: every line must then say FAILED. */
+ * --fault flips one bit of one result per member: every line must then say FAILED. --freeze prints the hashes anew. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -481,6 +481,7 @@ static uint64_t hash_outputs(const testcase *t, int kind, uint64_t h) {
     return h;
 }
 
+/* Golden: made by --freeze. A change of any bit is a change of the contract. */
 static const uint64_t frozen[ARRAY_LEN(members)] = {
     0x433f391561068592, /* gemm_bf16 */
     0x5d6cfa913ebdca61, /* gemm_f16 */
@@ -524,6 +525,35 @@ static void check_frozen(bool print) {
             if (h != frozen[i]) printf("%s: hash %016" PRIx64 " instead of %016" PRIx64 "\n", m->name, h, frozen[i]);
             report(h == frozen[i], m->name, "frozen bits");
         }
+    }
+}
+
+/* ---- the elementary functions over all of float32, by a stride (--all: every one) ---- */
+
+static void check_sweep(uint32_t step) {
+    enum { BLOCK = 4096 };
+    static float x[BLOCK], one[BLOCK], want[3][BLOCK], got[3][BLOCK];
+    for (int i = 0; i < BLOCK; i++) one[i] = 1.0f;
+    for (int l = 0; l < n_levels; l++) {
+        const kern *a = step == 1 ? &levels[0].k : &plain, *b = &levels[l].k;
+        bool ok = true;
+        for (uint64_t u = 0; u < 1ull << 32;) {
+            int n = 0;
+            for (; n < BLOCK && u < 1ull << 32; u += step) x[n++] = bits((uint32_t)u);
+            a->exp(want[0], x, n);
+            a->silu_mul(want[1], x, one, n);
+            a->sigmoid_mul(want[2], one, x, n);
+            b->exp(got[0], x, n);
+            b->silu_mul(got[1], x, one, n);
+            b->sigmoid_mul(got[2], one, x, n);
+            for (int f = 0; f < 3; f++) {
+                const int64_t at =
+                    first_difference((uint8_t *)want[f], (uint8_t *)got[f], sizeof(float) * (size_t)n, F32);
+                if (at >= 0 && ok) printf("function %d at %a\n", f, (double)x[at]);
+                ok &= at < 0;
+            }
+        }
+        report(ok, "exp silu sigmoid", levels[l].name);
     }
 }
 
@@ -573,9 +603,10 @@ static void bench_member(const member *m) {
 }
 
 int main(int argc, char **argv) {
-    uint64_t seed = (uint64_t)(clock_seconds() * 1e6);
+    const char *env = getenv("SEED");
+    uint64_t seed = env ? strtoull(env, NULL, 0) : (uint64_t)(clock_seconds() * 1e6);
     const char *only = NULL;
-    bool bench = false, fault = false, freeze = false;
+    bool bench = false, fault = false, freeze = false, all = false;
     int rounds = 2;
     for (int i = 1; i < argc; i++) {
         const char *next = i + 1 < argc ? argv[i + 1] : "";
@@ -589,10 +620,14 @@ int main(int argc, char **argv) {
             bench = true;
         else if (strcmp(argv[i], "--fault") == 0)
             fault = true;
+        else if (strcmp(argv[i], "--all") == 0)
+            all = true;
         else if (strcmp(argv[i], "--freeze") == 0)
             freeze = true;
         else
-            return fprintf(stderr, "usage: kerncheck [--seed N] [--only MEMBER] [--rounds N] [--bench] [--fault]\n"), 2;
+            return fprintf(stderr, "usage: kerncheck [--seed N] [--only MEMBER] [--rounds N] [--bench] [--fault] "
+                                   "[--all] [--freeze]\n"),
+                   2;
     }
     guard_init();
     levels_init();
@@ -609,6 +644,7 @@ int main(int argc, char **argv) {
     }
     if (!bench && !only) {
         check_comparison();
+        check_sweep(all ? 1 : 8191);
         check_dispatch();
         check_frozen(false);
     }
