@@ -226,8 +226,10 @@ static void test_resume(void **state) {
     int stops = 0;
     for (;; stops++) { /* stopped again and again, each time a little later */
         s = (stopper){ .after = 3 };
-        outcome got = run(&x, &WEIGHTS_ONLY, parts,
-                          (quantize_options){ .threads = 1, .resume = stops > 0, .on_progress = count_down, .ctx = &s, .cancel = &s.stop });
+        outcome got =
+            run(&x, &WEIGHTS_ONLY, parts,
+                (quantize_options){
+                    .threads = 1, .resume = stops > 0, .on_progress = count_down, .ctx = &s, .cancel = &s.stop });
         if (got.ok) {
             assert_true(got.r.resumed_tasks > 0);
             OK(quantize_commit(got.partial, parts, &e));
@@ -270,7 +272,8 @@ static void test_damaged_journal(void **state) {
     outcome w = run(&x, &WEIGHTS_ONLY, whole, (quantize_options){ .threads = 1 });
     OK(quantize_commit(w.partial, whole, &e));
     stopper s = { .after = 8 };
-    outcome got = run(&x, &WEIGHTS_ONLY, parts, (quantize_options){ .threads = 1, .on_progress = count_down, .ctx = &s, .cancel = &s.stop });
+    outcome got = run(&x, &WEIGHTS_ONLY, parts,
+                      (quantize_options){ .threads = 1, .on_progress = count_down, .ctx = &s, .cancel = &s.stop });
     assert_false(got.ok);
     char journal[300];
     snprintf(journal, sizeof journal, "%s/.journal.0", got.partial);
@@ -293,8 +296,9 @@ static void test_damaged_journal(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_nonfinite), cmocka_unit_test(test_shape), cmocka_unit_test(test_zero_tensor),
-                                        cmocka_unit_test(test_missing_amax), cmocka_unit_test(test_destinations), cmocka_unit_test(test_no_room),
-                                        cmocka_unit_test(test_resume), cmocka_unit_test(test_damaged_journal) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_nonfinite),    cmocka_unit_test(test_shape),
+                                        cmocka_unit_test(test_zero_tensor),  cmocka_unit_test(test_missing_amax),
+                                        cmocka_unit_test(test_destinations), cmocka_unit_test(test_no_room),
+                                        cmocka_unit_test(test_resume),       cmocka_unit_test(test_damaged_journal) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

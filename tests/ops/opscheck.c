@@ -1,0 +1,415 @@
+/* opscheck - every op, the serial reference against the CPU backend at every level and several thread counts, bit for bit.
+ *
+ * Random shapes (odd sizes included), random values with zeros, denormals, huge numbers, infinities and NaN mixed in, several
+ * sequences with commits and tentative rows. A NaN equals any NaN. `--seed N` repeats a run, `--rounds N` makes it longer. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/rng.h"
+#include "num/bf16.h"
+#include "num/nvfp4.h"
+#include "ops/ops.h"
+
+static uint64_t seed;
+static uint64_t counter;
+static bool wild; /* special values among the numbers */
+
+static uint32_t draw(uint32_t below) { return (uint32_t)(rng_uniform(seed, 0, counter++, 9) * below); }
+static int between(int lo, int hi) { return lo + (int)draw((uint32_t)(hi - lo + 1)); }
+
+static float value(void) {
+    static const float special[] = { 0.0f, -0.0f, 1e-42f, -1e-40f, 3e38f, -3e38f, INFINITY, -INFINITY, NAN, 1.0f };
+    if (wild && draw(200) == 0) return special[draw(10)];
+    return (float)(rng_uniform(seed, 1, counter++, 3) * 4 - 2);
+}
+
+static float *floats(int64_t n) {
+    float *v = malloc((size_t)(n > 0 ? n : 1) * sizeof *v);
+    for (int64_t i = 0; i < n; i++) v[i] = value();
+    return v;
+}
+
+static void *weights_of(dtype t, int64_t n) {
+    if (t == DT_F32) return floats(n);
+    uint16_t *v = malloc((size_t)n * sizeof *v);
+    for (int64_t i = 0; i < n; i++) v[i] = t == DT_BF16 ? bf16_from_f32(value()) : f16_from_f32(value());
+    return v;
+}
+
+/* ---- backends under test ---- */
+
+enum { MAX_BACKENDS = 24 };
+static ops *backends[MAX_BACKENDS];
+static int n_backends;
+static const char *what;
+static int failures, checks;
+
+static void open_backends(void) {
+    static const int threads[] = { 1, 2, 3, 5 };
+    err e = { 0 };
+    CHECK(ops_open(&backends[n_backends++], &(ops_options){ .device = "ref" }, &e), "%s", e.msg);
+    for (int isa = ISA_REF; isa < ISA_COUNT; isa++) {
+        if (!kern_isa_supported((kern_isa)isa) || isa == ISA_AMX) continue;
+        for (size_t t = 0; t < ARRAY_LEN(threads); t++) {
+            if (isa != ISA_REF && isa != ISA_AVX512 && isa != ISA_NEON && threads[t] > 2) continue;
+            CHECK(ops_open(&backends[n_backends++], &(ops_options){ .device = "cpu", .threads = threads[t], .isa = (kern_isa)isa }, &e), "%s",
+                  e.msg);
+        }
+    }
+}
+
+static bool same(const float *a, const float *b, int64_t n, int64_t *at) {
+    for (int64_t i = 0; i < n; i++)
+        if (memcmp(a + i, b + i, sizeof *a) != 0 && !(isnan(a[i]) && isnan(b[i]))) return *at = i, false;
+    return true;
+}
+
+/* Compare backend k's result with the reference's; `want` is filled when k is 0. */
+static void compare(int k, float *want, const float *got, int64_t n, const char *part) {
+    int64_t at;
+    if (k == 0) {
+        memcpy(want, got, (size_t)n * sizeof *got);
+        return;
+    }
+    checks++;
+    if (same(want, got, n, &at)) return;
+    failures++;
+    printf("%s %s: backend %s/%s with %d threads: element %lld of %lld is %a, the reference has %a (seed %llu)\n", what, part,
+           backends[k]->device, backends[k]->isa, backends[k]->threads, (long long)at, (long long)n, (double)got[at], (double)want[at],
+           (unsigned long long)seed);
+}
+
+/* ---- ops ---- */
+
+static void check_linear(void) {
+    static const dtype types[] = { DT_BF16, DT_F16, DT_F32 };
+    const int N = between(1, 90), K = between(1, 300), M = between(1, 20);
+    const dtype t = types[draw(3)];
+    float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N)), *y = malloc(sizeof(float) * (size_t)(M * N));
+    void *w = weights_of(t, (int64_t)N * K);
+    float rows_want[3 * 300];
+    err e = { 0 };
+    for (int k = 0; k < n_backends; k++) {
+        ops *o = backends[k];
+        linear *l;
+        CHECK(o->linear_new(o, &l, &(linear_desc){ .name = "w", .type = t, .rows = N, .cols = K, .data = w }, &e), "%s", e.msg);
+        o->linear(o, y, N, x, K, l, M);
+        compare(k, want, y, (int64_t)M * N, dtype_name(t));
+        const int32_t ids[3] = { 0, N - 1, N + 5 };
+        float row[3 * 300];
+        o->embed(o, row, l, ids, 3);
+        compare(k, rows_want, row, 3LL * K, "embed");
+        o->linear_free(o, l);
+    }
+    free(x);
+    free(want);
+    free(y);
+    free(w);
+}
+
+/* Random NVFP4 or FP8 weights of [N, K]: codes, positive scales. */
+static linear_quant quant_weights(void **data, dtype *type, int N, int K, bool fp8, linear_act act) {
+    linear_quant q = { .format = fp8 ? LINEAR_FP8 : LINEAR_NVFP4, .act = act, .scale_2 = 0.01f + (float)draw(100) * 1e-3f,
+                       .input_scale = act == LINEAR_ACT_FP4 || act == LINEAR_ACT_FP8 ? 0.002f + (float)draw(100) * 1e-4f : 0 };
+    const size_t bytes = (size_t)N * (size_t)K / (fp8 ? 1 : 2);
+    uint8_t *codes = malloc(bytes), *scales = malloc((size_t)N * (size_t)K / 16 + 1);
+    for (size_t i = 0; i < bytes; i++) {
+        codes[i] = (uint8_t)draw(256);
+        if (fp8 && (codes[i] & 0x7f) == 0x7f) codes[i] = 0x30;
+    }
+    for (size_t i = 0; i < (size_t)N * (size_t)K / 16; i++) scales[i] = (uint8_t)(1 + draw(0x7e));
+    q.scales = scales;
+    *data = codes;
+    *type = fp8 ? DT_F8_E4M3 : DT_U8;
+    return q;
+}
+
+static void check_quant_linear(void) {
+    static const linear_act acts[] = { LINEAR_ACT_FLOAT, LINEAR_ACT_FP4, LINEAR_ACT_INT8, LINEAR_ACT_FP8 };
+    const bool fp8 = draw(3) == 0;
+    linear_act act = acts[draw(fp8 ? 1 : 3)];
+    if (fp8 && draw(2)) act = LINEAR_ACT_FP8;
+    const int N = between(1, 70), K = 16 * between(1, 12), M = between(1, 9);
+    void *data;
+    dtype t;
+    const linear_quant q = quant_weights(&data, &t, N, K, fp8, act);
+    float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N)), *y = malloc(sizeof(float) * (size_t)(M * N));
+    err e = { 0 };
+    for (int k = 0; k < n_backends; k++) {
+        ops *o = backends[k];
+        linear *l;
+        CHECK(o->linear_new(o, &l, &(linear_desc){ .name = "q", .type = t, .rows = N, .cols = K, .data = data, .q = q }, &e), "%s", e.msg);
+        o->linear(o, y, N, x, K, l, M);
+        compare(k, want, y, (int64_t)M * N, fp8 ? "FP8" : "NVFP4");
+        o->linear_free(o, l);
+    }
+    free(x);
+    free(want);
+    free(y);
+    free(data);
+    free((void *)(uintptr_t)q.scales);
+}
+
+static void check_rows(void) {
+    const int rows = between(1, 9), n = between(1, 400);
+    const int64_t all = (int64_t)rows * n;
+    float *x = floats(all), *w = floats(n), *u = floats(all), *y = malloc(sizeof(float) * (size_t)all), *want = malloc(sizeof(float) * (size_t)all * 4);
+    int32_t best[9], best_want[9];
+    for (int k = 0; k < n_backends; k++) {
+        ops *o = backends[k];
+        o->rmsnorm(o, y, x, n, w, rows, n, 1e-6f);
+        compare(k, want, y, all, "rmsnorm");
+        memcpy(y, x, sizeof(float) * (size_t)all);
+        o->add(o, y, u, all);
+        compare(k, want + all, y, all, "add");
+        o->silu_mul(o, y, x, u, all);
+        compare(k, want + 2 * all, y, all, "silu_mul");
+        o->gated_norm(o, y, x, u, w, rows, 1, n, 1e-6f);
+        compare(k, want + 3 * all, y, all, "gated_norm");
+        o->argmax(o, best, x, rows, n);
+        if (k == 0) memcpy(best_want, best, sizeof best);
+        for (int r = 0; r < rows; r++)
+            if (best[r] != best_want[r]) failures++, printf("argmax: backend %s row %d: %d, not %d\n", o->isa, r, best[r], best_want[r]);
+    }
+    free(x);
+    free(w);
+    free(u);
+    free(y);
+    free(want);
+}
+
+enum { SLOTS = 3 };
+
+/* Spans over several slots with what each may commit; returns the rows. */
+static int make_spans(ops_span *s, int *n, int *pending, const int *pos) {
+    int rows = 0;
+    *n = 0;
+    for (int slot = 0; slot < SLOTS; slot++) {
+        if (draw(4) == 0 && !(slot == SLOTS - 1 && *n == 0)) continue;
+        const bool tentative = draw(3) == 0;
+        ops_span *x = &s[(*n)++];
+        *x = (ops_span){ .slot = slot, .row0 = rows, .rows = tentative ? between(1, OPS_MAX_PENDING) : between(1, 11), .pos0 = pos[slot],
+                         .commit = pending[slot] ? between(0, pending[slot]) : 0, .tentative = tentative };
+        rows += x->rows;
+        pending[slot] = tentative ? x->rows : 0;
+    }
+    return rows;
+}
+
+static void check_gdn(void) {
+    const int taps = 4, kh = between(1, 3), ratio = between(1, 4), vh = kh * ratio, kd = between(1, 40), vd = between(1, 70);
+    const int channels = 2 * kh * kd + vh * vd, steps = 4;
+    float *w = floats((int64_t)channels * taps), *neg_a = floats(vh), *dt = floats(vh);
+    for (int i = 0; i < vh; i++) neg_a[i] = -fabsf(neg_a[i]);
+    ops_span spans[4][SLOTS];
+    int n_spans[4], rows[4], pending[SLOTS] = { 0 }, pos[SLOTS] = { 0 };
+    float *u[4], *a[4], *b[4], *want[4], *want_c[4];
+    for (int s = 0; s < steps; s++) {
+        rows[s] = make_spans(spans[s], &n_spans[s], pending, pos);
+        u[s] = floats((int64_t)rows[s] * channels);
+        a[s] = floats((int64_t)rows[s] * vh);
+        b[s] = floats((int64_t)rows[s] * vh);
+        want[s] = malloc(sizeof(float) * (size_t)(rows[s] * vh * vd));
+        want_c[s] = malloc(sizeof(float) * (size_t)(rows[s] * channels));
+    }
+    const int64_t state = (int64_t)SLOTS * vh * kd * vd;
+    float *state_want = malloc(sizeof(float) * (size_t)state);
+    for (int k = 0; k < n_backends; k++) {
+        ops *o = backends[k];
+        ops_conv conv = { .channels = channels, .taps = taps };
+        ops_gdn g = { .k_heads = kh, .v_heads = vh, .k_dim = kd, .v_dim = vd };
+        void *mem[7];
+        const int64_t sizes[7] = { (int64_t)SLOTS * (taps - 1) * channels, (int64_t)SLOTS * OPS_MAX_PENDING * channels, state,
+                                   (int64_t)SLOTS * OPS_MAX_PENDING * kh * kd, (int64_t)SLOTS * OPS_MAX_PENDING * vh * vd,
+                                   (int64_t)SLOTS * OPS_MAX_PENDING * vh, (int64_t)SLOTS * OPS_MAX_PENDING * vh };
+        err e = { 0 };
+        for (int i = 0; i < 7; i++) CHECK(o->mem_new(o, &mem[i], (size_t)sizes[i] * sizeof(float), &e), "%s", e.msg);
+        conv.window = mem[0];
+        conv.pending = mem[1];
+        g.state = mem[2];
+        g.pend_k = mem[3];
+        g.pend_v = mem[4];
+        g.pend_beta = mem[5];
+        g.pend_decay = mem[6];
+        for (int s = 0; s < steps; s++) {
+            float *c = malloc(sizeof(float) * (size_t)(rows[s] * channels)), *out = malloc(sizeof(float) * (size_t)(rows[s] * vh * vd));
+            o->conv(o, c, u[s], w, &conv, spans[s], n_spans[s]);
+            compare(k, want_c[s], c, (int64_t)rows[s] * channels, "conv");
+            o->gdn(o, out, c, a[s], b[s], neg_a, dt, &g, spans[s], n_spans[s]);
+            compare(k, want[s], out, (int64_t)rows[s] * vh * vd, "gdn");
+            free(c);
+            free(out);
+        }
+        compare(k, state_want, g.state, state, "gdn state");
+        for (int i = 0; i < 7; i++) o->mem_free(o, mem[i]);
+    }
+    for (int s = 0; s < steps; s++) {
+        free(u[s]);
+        free(a[s]);
+        free(b[s]);
+        free(want[s]);
+        free(want_c[s]);
+    }
+    free(w);
+    free(neg_a);
+    free(dt);
+    free(state_want);
+}
+
+static void check_attention(void) {
+    static const dtype types[] = { DT_F32, DT_BF16, DT_F8_E4M3 };
+    const int kvh = between(1, 3), group = between(1, 5), heads = kvh * group, dim = 2 * between(1, 40), half = between(0, dim / 2);
+    const bool gated = draw(2) == 0;
+    const int capacity = between(70, 300), qrow = heads * dim * (gated ? 2 : 1), kvrow = kvh * dim;
+    ops_span spans[SLOTS];
+    int n_spans = 0, rows = 0;
+    for (int s = 0; s < SLOTS; s++) {
+        const int pos = draw(2) ? 0 : between(0, capacity - 20);
+        const int n = between(1, 12);
+        spans[n_spans++] = (ops_span){ .slot = s, .row0 = rows, .rows = n, .pos0 = pos };
+        rows += n;
+    }
+    const dtype type = types[draw(3)];
+    const int64_t cache = (int64_t)SLOTS * capacity * kvrow;
+    float *qg = floats((int64_t)rows * qrow), *k0 = floats((int64_t)rows * kvrow), *v = floats((int64_t)rows * kvrow), *qn = floats(dim), *kn = floats(dim);
+    float *cs = floats((int64_t)capacity * (half ? half : 1)), *sn = floats((int64_t)capacity * (half ? half : 1)), *fill = floats(2 * cache);
+    float *want_q = malloc(sizeof(float) * (size_t)(rows * heads * dim)), *want_k = malloc(sizeof(float) * (size_t)(rows * kvrow)),
+          *want_y = malloc(sizeof(float) * (size_t)(rows * heads * dim));
+    uint8_t *axis = malloc((size_t)half + 1);
+    int32_t *pos3 = malloc(sizeof *pos3 * 3 * (size_t)rows);
+    for (int i = 0; i < half; i++) axis[i] = (uint8_t)draw(3);
+    for (int i = 0; i < 3 * rows; i++) pos3[i] = (int32_t)draw((uint32_t)capacity);
+    for (int b = 0; b < n_backends; b++) {
+        ops *o = backends[b];
+        ops_kv kv = { .type = type, .kv_heads = kvh, .dim = dim, .capacity = capacity, .k_scale = 0.03f, .v_scale = 0.02f };
+        const ops_rope rope = { cs, sn, axis, half };
+        err e = { 0 };
+        const size_t bytes = (size_t)cache * (size_t)dtype_bytes(type);
+        CHECK(o->mem_new(o, &kv.k, bytes, &e) && o->mem_new(o, &kv.v, bytes, &e), "%s", e.msg);
+        for (int64_t i = 0; i < cache; i++) { /* earlier positions */
+            const float x[2] = { fill[i], fill[cache + i] };
+            for (int j = 0; j < 2; j++) {
+                void *to = j ? kv.v : kv.k;
+                if (type == DT_F32)
+                    ((float *)to)[i] = x[j];
+                else if (type == DT_BF16)
+                    ((uint16_t *)to)[i] = bf16_from_f32(x[j]);
+                else
+                    ((uint8_t *)to)[i] = e4m3_from_f32(x[j] / 0.02f);
+            }
+        }
+        float *q = malloc(sizeof(float) * (size_t)(rows * heads * dim)), *kk = malloc(sizeof(float) * (size_t)(rows * kvrow)),
+              *y = malloc(sizeof(float) * (size_t)(rows * heads * dim));
+        memcpy(kk, k0, sizeof(float) * (size_t)(rows * kvrow));
+        o->qk_rope(o, q, kk, qg, qn, kn, pos3, &rope, rows, heads, kvh, dim, gated, 1e-6f);
+        compare(b, want_q, q, (int64_t)rows * heads * dim, "qk_rope q");
+        compare(b, want_k, kk, (int64_t)rows * kvrow, "qk_rope k");
+        o->kv_append(o, &kv, kk, v, spans, n_spans);
+        o->attention(o, y, q, gated ? qg : NULL, &kv, heads, 0.125f, spans, n_spans);
+        compare(b, want_y, y, (int64_t)rows * heads * dim, dtype_name(type));
+        o->mem_free(o, kv.k);
+        o->mem_free(o, kv.v);
+        free(q);
+        free(kk);
+        free(y);
+    }
+    void *all[] = { qg, k0, v, qn, kn, cs, sn, fill, want_q, want_k, want_y, axis, pos3 };
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) free(all[i]);
+}
+
+static void check_moe(void) {
+    const bool quant = draw(2) == 0;
+    const int count = between(2, 24), k = between(1, count < 6 ? count : 6), inter = quant ? 16 * between(1, 4) : between(1, 40),
+              hidden = quant ? 16 * between(1, 6) : between(1, 90), rows = between(1, 30);
+    const void *gate[24], *up[24], *down[24];
+    linear_quant gq[24], uq[24], dq[24];
+    static const linear_act acts[] = { LINEAR_ACT_FLOAT, LINEAR_ACT_FP4, LINEAR_ACT_INT8 };
+    const linear_act act = acts[draw(3)];
+    dtype type = DT_BF16;
+    for (int e = 0; e < count; e++) {
+        if (quant) {
+            void *d;
+            gq[e] = quant_weights(&d, &type, inter, hidden, false, act);
+            gate[e] = d;
+            uq[e] = quant_weights(&d, &type, inter, hidden, false, act);
+            up[e] = d;
+            dq[e] = quant_weights(&d, &type, hidden, inter, false, act);
+            down[e] = d;
+        } else {
+            gate[e] = weights_of(DT_BF16, (int64_t)inter * hidden);
+            up[e] = weights_of(DT_BF16, (int64_t)inter * hidden);
+            down[e] = weights_of(DT_BF16, (int64_t)inter * hidden);
+        }
+    }
+    float *x = floats((int64_t)rows * hidden), *logits = floats((int64_t)rows * count), *share = floats((int64_t)rows * hidden), *sg = floats(rows);
+    float *res = floats((int64_t)rows * hidden), *want = malloc(sizeof(float) * (size_t)(3 * rows * hidden)), *y = malloc(sizeof(float) * (size_t)(rows * hidden));
+    float *wt = malloc(sizeof(float) * (size_t)(rows * k)), *wt_want = malloc(sizeof(float) * (size_t)(rows * k));
+    int32_t *idx = malloc(sizeof *idx * (size_t)(rows * k)), *idx_want = malloc(sizeof *idx * (size_t)(rows * k));
+    float *hid = malloc(sizeof(float) * (size_t)(rows * k * inter)), *hid_want = malloc(sizeof(float) * (size_t)(rows * k * inter));
+    err e = { 0 };
+    for (int b = 0; b < n_backends; b++) {
+        ops *o = backends[b];
+        experts *ex;
+        const experts_desc d = { .name = "x", .type = type, .count = count, .inter = inter, .hidden = hidden, .gate = gate, .up = up, .down = down,
+                                 .gate_q = quant ? gq : NULL, .up_q = quant ? uq : NULL, .down_q = quant ? dq : NULL };
+        CHECK(o->experts_new(o, &ex, &d, &e), "%s", e.msg);
+        o->route(o, idx, wt, logits, rows, count, k);
+        if (b == 0) memcpy(idx_want, idx, sizeof *idx * (size_t)(rows * k));
+        if (memcmp(idx, idx_want, sizeof *idx * (size_t)(rows * k)) != 0) failures++, printf("route: backend %s: other experts\n", o->isa);
+        compare(b, wt_want, wt, (int64_t)rows * k, "route");
+        o->moe(o, y, x, ex, idx, wt, rows, k);
+        compare(b, want, y, (int64_t)rows * hidden, quant ? "moe NVFP4" : "moe");
+        o->moe_hidden(o, y, hid, x, ex, idx, wt, rows, k);
+        compare(b, want + (int64_t)rows * hidden, y, (int64_t)rows * hidden, "moe_hidden y");
+        compare(b, hid_want, hid, (int64_t)rows * k * inter, "moe_hidden");
+        memcpy(y, res, sizeof(float) * (size_t)(rows * hidden));
+        o->moe_combine(o, y, x, share, sg, rows, hidden);
+        compare(b, want + 2LL * rows * hidden, y, (int64_t)rows * hidden, "moe_combine");
+        o->experts_free(o, ex);
+    }
+    for (int i = 0; i < count; i++) {
+        free((void *)(uintptr_t)gate[i]);
+        free((void *)(uintptr_t)up[i]);
+        free((void *)(uintptr_t)down[i]);
+        if (!quant) continue;
+        free((void *)(uintptr_t)gq[i].scales);
+        free((void *)(uintptr_t)uq[i].scales);
+        free((void *)(uintptr_t)dq[i].scales);
+    }
+    void *all[] = { x, logits, share, sg, res, want, y, wt, wt_want, idx, idx_want, hid, hid_want };
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) free(all[i]);
+}
+
+static void run(const char *name, void (*fn)(void), int rounds) {
+    const int before = failures;
+    what = name;
+    printf("[ RUN      ] %s\n", name);
+    for (int i = 0; i < rounds && failures - before < 5; i++) {
+        wild = i % 3 == 2;
+        fn();
+    }
+    printf(failures > before ? "[  FAILED  ] %s\n" : "[       OK ] %s\n", name);
+}
+
+int main(int argc, char **argv) {
+    int rounds = 30;
+    seed = (uint64_t)time(NULL);
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--seed") == 0) seed = strtoull(argv[i + 1], NULL, 0);
+        if (strcmp(argv[i], "--rounds") == 0) rounds = atoi(argv[i + 1]);
+    }
+    printf("seed %llu\n", (unsigned long long)seed);
+    open_backends();
+    run("linear", check_linear, rounds);
+    run("quantized linear", check_quant_linear, rounds);
+    run("rows", check_rows, rounds);
+    run("conv and gdn", check_gdn, rounds);
+    run("attention", check_attention, rounds);
+    run("moe", check_moe, rounds);
+    for (int i = 0; i < n_backends; i++) backends[i]->close(backends[i]);
+    printf("%d comparisons, %d failures\n", checks, failures);
+    return failures > 0;
+}
