@@ -96,7 +96,7 @@ $(B)/src/main.o $(filter $(B)/src/cmd/%,$(OBJ)): $(B)/version
 $(B)/src/%.o: src/%.c $(B)/flags
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CC   $<")
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(ISA_$(call isa_of,$<)) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(ISA_$(call isa_of,$<)) $(if $(and $(SAN),$(findstring clang,$(CC)),$(filter avx2 avx512,$(call isa_of,$<))),-fno-sanitize=undefined) -MMD -MP -c -o $@ $<
 
 $(B)/src/kern/%_ref_fma.o: src/kern/%_ref.c $(B)/flags
 	@mkdir -p $(@D)

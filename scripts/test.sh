@@ -51,7 +51,7 @@ run_gcc() { make -j"$jobs" WERROR=1 CC=gcc all tests bench; }
 run_clang() { make -j"$jobs" WERROR=1 CC=clang all tests bench; }
 run_lint() { make lint; }
 run_unit() { make -j"$jobs" WERROR=1 CC=gcc test; }
-run_san() { TEST_TIMEOUT=600 make -j"$jobs" WERROR=1 CC=clang SAN=address,undefined test; }
+run_san() { TEST_TIMEOUT=600 make -j"$jobs" WERROR=1 CC=gcc SAN=address,undefined test; }
 run_py() {
   [ -n "$(ls tests/e2e/test_*.py tests/diff/test_*.py 2> /dev/null)" ] || return 0
   make -j"$jobs" WERROR=1 CC=gcc all || return 1

@@ -55,8 +55,9 @@ static void open_backends(void) {
         if (!kern_isa_supported((kern_isa)isa) || isa == ISA_AMX) continue;
         for (size_t t = 0; t < ARRAY_LEN(threads); t++) {
             if (isa != ISA_REF && isa != ISA_AVX512 && isa != ISA_NEON && threads[t] > 2) continue;
-            CHECK(ops_open(&backends[n_backends++], &(ops_options){ .device = "cpu", .threads = threads[t], .isa = (kern_isa)isa }, &e), "%s",
-                  e.msg);
+            CHECK(ops_open(&backends[n_backends++],
+                           &(ops_options){ .device = "cpu", .threads = threads[t], .isa = (kern_isa)isa }, &e),
+                  "%s", e.msg);
         }
     }
 }
@@ -77,9 +78,9 @@ static void compare(int k, float *want, const float *got, int64_t n, const char 
     checks++;
     if (same(want, got, n, &at)) return;
     failures++;
-    printf("%s %s: backend %s/%s with %d threads: element %lld of %lld is %a, the reference has %a (seed %llu)\n", what, part,
-           backends[k]->device, backends[k]->isa, backends[k]->threads, (long long)at, (long long)n, (double)got[at], (double)want[at],
-           (unsigned long long)seed);
+    printf("%s %s: backend %s/%s with %d threads: element %lld of %lld is %a, the reference has %a (seed %llu)\n", what,
+           part, backends[k]->device, backends[k]->isa, backends[k]->threads, (long long)at, (long long)n,
+           (double)got[at], (double)want[at], (unsigned long long)seed);
 }
 
 /* ---- ops ---- */
@@ -88,14 +89,16 @@ static void check_linear(void) {
     static const dtype types[] = { DT_BF16, DT_F16, DT_F32 };
     const int N = between(1, 90), K = between(1, 300), M = between(1, 20);
     const dtype t = types[draw(3)];
-    float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N)), *y = malloc(sizeof(float) * (size_t)(M * N));
+    float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N)),
+          *y = malloc(sizeof(float) * (size_t)(M * N));
     void *w = weights_of(t, (int64_t)N * K);
     float rows_want[3 * 300];
     err e = { 0 };
     for (int k = 0; k < n_backends; k++) {
         ops *o = backends[k];
         linear *l;
-        CHECK(o->linear_new(o, &l, &(linear_desc){ .name = "w", .type = t, .rows = N, .cols = K, .data = w }, &e), "%s", e.msg);
+        CHECK(o->linear_new(o, &l, &(linear_desc){ .name = "w", .type = t, .rows = N, .cols = K, .data = w }, &e), "%s",
+              e.msg);
         o->linear(o, y, N, x, K, l, M);
         compare(k, want, y, (int64_t)M * N, dtype_name(t));
         const int32_t ids[3] = { 0, N - 1, N + 5 };
@@ -112,8 +115,11 @@ static void check_linear(void) {
 
 /* Random NVFP4 or FP8 weights of [N, K]: codes, positive scales. */
 static linear_quant quant_weights(void **data, dtype *type, int N, int K, bool fp8, linear_act act) {
-    linear_quant q = { .format = fp8 ? LINEAR_FP8 : LINEAR_NVFP4, .act = act, .scale_2 = 0.01f + (float)draw(100) * 1e-3f,
-                       .input_scale = act == LINEAR_ACT_FP4 || act == LINEAR_ACT_FP8 ? 0.002f + (float)draw(100) * 1e-4f : 0 };
+    linear_quant q = { .format = fp8 ? LINEAR_FP8 : LINEAR_NVFP4,
+                       .act = act,
+                       .scale_2 = 0.01f + (float)draw(100) * 1e-3f,
+                       .input_scale =
+                           act == LINEAR_ACT_FP4 || act == LINEAR_ACT_FP8 ? 0.002f + (float)draw(100) * 1e-4f : 0 };
     const size_t bytes = (size_t)N * (size_t)K / (fp8 ? 1 : 2);
     uint8_t *codes = malloc(bytes), *scales = malloc((size_t)N * (size_t)K / 16 + 1);
     for (size_t i = 0; i < bytes; i++) {
@@ -136,12 +142,15 @@ static void check_quant_linear(void) {
     void *data;
     dtype t;
     const linear_quant q = quant_weights(&data, &t, N, K, fp8, act);
-    float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N)), *y = malloc(sizeof(float) * (size_t)(M * N));
+    float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N)),
+          *y = malloc(sizeof(float) * (size_t)(M * N));
     err e = { 0 };
     for (int k = 0; k < n_backends; k++) {
         ops *o = backends[k];
         linear *l;
-        CHECK(o->linear_new(o, &l, &(linear_desc){ .name = "q", .type = t, .rows = N, .cols = K, .data = data, .q = q }, &e), "%s", e.msg);
+        CHECK(o->linear_new(o, &l, &(linear_desc){ .name = "q", .type = t, .rows = N, .cols = K, .data = data, .q = q },
+                            &e),
+              "%s", e.msg);
         o->linear(o, y, N, x, K, l, M);
         compare(k, want, y, (int64_t)M * N, fp8 ? "FP8" : "NVFP4");
         o->linear_free(o, l);
@@ -156,7 +165,8 @@ static void check_quant_linear(void) {
 static void check_rows(void) {
     const int rows = between(1, 9), n = between(1, 400);
     const int64_t all = (int64_t)rows * n;
-    float *x = floats(all), *w = floats(n), *u = floats(all), *y = malloc(sizeof(float) * (size_t)all), *want = malloc(sizeof(float) * (size_t)all * 4);
+    float *x = floats(all), *w = floats(n), *u = floats(all), *y = malloc(sizeof(float) * (size_t)all),
+          *want = malloc(sizeof(float) * (size_t)all * 4);
     int32_t best[9], best_want[9];
     for (int k = 0; k < n_backends; k++) {
         ops *o = backends[k];
@@ -172,7 +182,8 @@ static void check_rows(void) {
         o->argmax(o, best, x, rows, n);
         if (k == 0) memcpy(best_want, best, sizeof best);
         for (int r = 0; r < rows; r++)
-            if (best[r] != best_want[r]) failures++, printf("argmax: backend %s row %d: %d, not %d\n", o->isa, r, best[r], best_want[r]);
+            if (best[r] != best_want[r])
+                failures++, printf("argmax: backend %s row %d: %d, not %d\n", o->isa, r, best[r], best_want[r]);
     }
     free(x);
     free(w);
@@ -191,8 +202,12 @@ static int make_spans(ops_span *s, int *n, int *pending, const int *pos) {
         if (draw(4) == 0 && !(slot == SLOTS - 1 && *n == 0)) continue;
         const bool tentative = draw(3) == 0;
         ops_span *x = &s[(*n)++];
-        *x = (ops_span){ .slot = slot, .row0 = rows, .rows = tentative ? between(1, OPS_MAX_PENDING) : between(1, 11), .pos0 = pos[slot],
-                         .commit = pending[slot] ? between(0, pending[slot]) : 0, .tentative = tentative };
+        *x = (ops_span){ .slot = slot,
+                         .row0 = rows,
+                         .rows = tentative ? between(1, OPS_MAX_PENDING) : between(1, 11),
+                         .pos0 = pos[slot],
+                         .commit = pending[slot] ? between(0, pending[slot]) : 0,
+                         .tentative = tentative };
         rows += x->rows;
         pending[slot] = tentative ? x->rows : 0;
     }
@@ -200,7 +215,8 @@ static int make_spans(ops_span *s, int *n, int *pending, const int *pos) {
 }
 
 static void check_gdn(void) {
-    const int taps = 4, kh = between(1, 3), ratio = between(1, 4), vh = kh * ratio, kd = between(1, 40), vd = between(1, 70);
+    const int taps = 4, kh = between(1, 3), ratio = between(1, 4), vh = kh * ratio, kd = between(1, 40),
+              vd = between(1, 70);
     const int channels = 2 * kh * kd + vh * vd, steps = 4;
     float *w = floats((int64_t)channels * taps), *neg_a = floats(vh), *dt = floats(vh);
     for (int i = 0; i < vh; i++) neg_a[i] = -fabsf(neg_a[i]);
@@ -222,9 +238,13 @@ static void check_gdn(void) {
         ops_conv conv = { .channels = channels, .taps = taps };
         ops_gdn g = { .k_heads = kh, .v_heads = vh, .k_dim = kd, .v_dim = vd };
         void *mem[7];
-        const int64_t sizes[7] = { (int64_t)SLOTS * (taps - 1) * channels, (int64_t)SLOTS * OPS_MAX_PENDING * channels, state,
-                                   (int64_t)SLOTS * OPS_MAX_PENDING * kh * kd, (int64_t)SLOTS * OPS_MAX_PENDING * vh * vd,
-                                   (int64_t)SLOTS * OPS_MAX_PENDING * vh, (int64_t)SLOTS * OPS_MAX_PENDING * vh };
+        const int64_t sizes[7] = { (int64_t)SLOTS * (taps - 1) * channels,
+                                   (int64_t)SLOTS * OPS_MAX_PENDING * channels,
+                                   state,
+                                   (int64_t)SLOTS * OPS_MAX_PENDING * kh * kd,
+                                   (int64_t)SLOTS * OPS_MAX_PENDING * vh * vd,
+                                   (int64_t)SLOTS * OPS_MAX_PENDING * vh,
+                                   (int64_t)SLOTS * OPS_MAX_PENDING * vh };
         err e = { 0 };
         for (int i = 0; i < 7; i++) CHECK(o->mem_new(o, &mem[i], (size_t)sizes[i] * sizeof(float), &e), "%s", e.msg);
         conv.window = mem[0];
@@ -235,7 +255,8 @@ static void check_gdn(void) {
         g.pend_beta = mem[5];
         g.pend_decay = mem[6];
         for (int s = 0; s < steps; s++) {
-            float *c = malloc(sizeof(float) * (size_t)(rows[s] * channels)), *out = malloc(sizeof(float) * (size_t)(rows[s] * vh * vd));
+            float *c = malloc(sizeof(float) * (size_t)(rows[s] * channels)),
+                  *out = malloc(sizeof(float) * (size_t)(rows[s] * vh * vd));
             o->conv(o, c, u[s], w, &conv, spans[s], n_spans[s]);
             compare(k, want_c[s], c, (int64_t)rows[s] * channels, "conv");
             o->gdn(o, out, c, a[s], b[s], neg_a, dt, &g, spans[s], n_spans[s]);
@@ -261,7 +282,8 @@ static void check_gdn(void) {
 
 static void check_attention(void) {
     static const dtype types[] = { DT_F32, DT_BF16, DT_F8_E4M3 };
-    const int kvh = between(1, 3), group = between(1, 5), heads = kvh * group, dim = 2 * between(1, 40), half = between(0, dim / 2);
+    const int kvh = between(1, 3), group = between(1, 5), heads = kvh * group, dim = 2 * between(1, 40),
+              half = between(0, dim / 2);
     const bool gated = draw(2) == 0;
     const int capacity = between(70, 300), qrow = heads * dim * (gated ? 2 : 1), kvrow = kvh * dim;
     ops_span spans[SLOTS];
@@ -274,9 +296,12 @@ static void check_attention(void) {
     }
     const dtype type = types[draw(3)];
     const int64_t cache = (int64_t)SLOTS * capacity * kvrow;
-    float *qg = floats((int64_t)rows * qrow), *k0 = floats((int64_t)rows * kvrow), *v = floats((int64_t)rows * kvrow), *qn = floats(dim), *kn = floats(dim);
-    float *cs = floats((int64_t)capacity * (half ? half : 1)), *sn = floats((int64_t)capacity * (half ? half : 1)), *fill = floats(2 * cache);
-    float *want_q = malloc(sizeof(float) * (size_t)(rows * heads * dim)), *want_k = malloc(sizeof(float) * (size_t)(rows * kvrow)),
+    float *qg = floats((int64_t)rows * qrow), *k0 = floats((int64_t)rows * kvrow), *v = floats((int64_t)rows * kvrow),
+          *qn = floats(dim), *kn = floats(dim);
+    float *cs = floats((int64_t)capacity * (half ? half : 1)), *sn = floats((int64_t)capacity * (half ? half : 1)),
+          *fill = floats(2 * cache);
+    float *want_q = malloc(sizeof(float) * (size_t)(rows * heads * dim)),
+          *want_k = malloc(sizeof(float) * (size_t)(rows * kvrow)),
           *want_y = malloc(sizeof(float) * (size_t)(rows * heads * dim));
     uint8_t *axis = malloc((size_t)half + 1);
     int32_t *pos3 = malloc(sizeof *pos3 * 3 * (size_t)rows);
@@ -284,7 +309,9 @@ static void check_attention(void) {
     for (int i = 0; i < 3 * rows; i++) pos3[i] = (int32_t)draw((uint32_t)capacity);
     for (int b = 0; b < n_backends; b++) {
         ops *o = backends[b];
-        ops_kv kv = { .type = type, .kv_heads = kvh, .dim = dim, .capacity = capacity, .k_scale = 0.03f, .v_scale = 0.02f };
+        ops_kv kv = {
+            .type = type, .kv_heads = kvh, .dim = dim, .capacity = capacity, .k_scale = 0.03f, .v_scale = 0.02f
+        };
         const ops_rope rope = { cs, sn, axis, half };
         err e = { 0 };
         const size_t bytes = (size_t)cache * (size_t)dtype_bytes(type);
@@ -301,7 +328,8 @@ static void check_attention(void) {
                     ((uint8_t *)to)[i] = e4m3_from_f32(x[j] / 0.02f);
             }
         }
-        float *q = malloc(sizeof(float) * (size_t)(rows * heads * dim)), *kk = malloc(sizeof(float) * (size_t)(rows * kvrow)),
+        float *q = malloc(sizeof(float) * (size_t)(rows * heads * dim)),
+              *kk = malloc(sizeof(float) * (size_t)(rows * kvrow)),
               *y = malloc(sizeof(float) * (size_t)(rows * heads * dim));
         memcpy(kk, k0, sizeof(float) * (size_t)(rows * kvrow));
         o->qk_rope(o, q, kk, qg, qn, kn, pos3, &rope, rows, heads, kvh, dim, gated, 1e-6f);
@@ -322,8 +350,9 @@ static void check_attention(void) {
 
 static void check_moe(void) {
     const bool quant = draw(2) == 0;
-    const int count = between(2, 24), k = between(1, count < 6 ? count : 6), inter = quant ? 16 * between(1, 4) : between(1, 40),
-              hidden = quant ? 16 * between(1, 6) : between(1, 90), rows = between(1, 30);
+    const int count = between(2, 24), k = between(1, count < 6 ? count : 6),
+              inter = quant ? 16 * between(1, 4) : between(1, 40), hidden = quant ? 16 * between(1, 6) : between(1, 90),
+              rows = between(1, 30);
     const void *gate[24], *up[24], *down[24];
     linear_quant gq[24], uq[24], dq[24];
     static const linear_act acts[] = { LINEAR_ACT_FLOAT, LINEAR_ACT_FP4, LINEAR_ACT_INT8 };
@@ -344,21 +373,34 @@ static void check_moe(void) {
             down[e] = weights_of(DT_BF16, (int64_t)inter * hidden);
         }
     }
-    float *x = floats((int64_t)rows * hidden), *logits = floats((int64_t)rows * count), *share = floats((int64_t)rows * hidden), *sg = floats(rows);
-    float *res = floats((int64_t)rows * hidden), *want = malloc(sizeof(float) * (size_t)(3 * rows * hidden)), *y = malloc(sizeof(float) * (size_t)(rows * hidden));
+    float *x = floats((int64_t)rows * hidden), *logits = floats((int64_t)rows * count),
+          *share = floats((int64_t)rows * hidden), *sg = floats(rows);
+    float *res = floats((int64_t)rows * hidden), *want = malloc(sizeof(float) * (size_t)(3 * rows * hidden)),
+          *y = malloc(sizeof(float) * (size_t)(rows * hidden));
     float *wt = malloc(sizeof(float) * (size_t)(rows * k)), *wt_want = malloc(sizeof(float) * (size_t)(rows * k));
     int32_t *idx = malloc(sizeof *idx * (size_t)(rows * k)), *idx_want = malloc(sizeof *idx * (size_t)(rows * k));
-    float *hid = malloc(sizeof(float) * (size_t)(rows * k * inter)), *hid_want = malloc(sizeof(float) * (size_t)(rows * k * inter));
+    float *hid = malloc(sizeof(float) * (size_t)(rows * k * inter)),
+          *hid_want = malloc(sizeof(float) * (size_t)(rows * k * inter));
     err e = { 0 };
     for (int b = 0; b < n_backends; b++) {
         ops *o = backends[b];
         experts *ex;
-        const experts_desc d = { .name = "x", .type = type, .count = count, .inter = inter, .hidden = hidden, .gate = gate, .up = up, .down = down,
-                                 .gate_q = quant ? gq : NULL, .up_q = quant ? uq : NULL, .down_q = quant ? dq : NULL };
+        const experts_desc d = { .name = "x",
+                                 .type = type,
+                                 .count = count,
+                                 .inter = inter,
+                                 .hidden = hidden,
+                                 .gate = gate,
+                                 .up = up,
+                                 .down = down,
+                                 .gate_q = quant ? gq : NULL,
+                                 .up_q = quant ? uq : NULL,
+                                 .down_q = quant ? dq : NULL };
         CHECK(o->experts_new(o, &ex, &d, &e), "%s", e.msg);
         o->route(o, idx, wt, logits, rows, count, k);
         if (b == 0) memcpy(idx_want, idx, sizeof *idx * (size_t)(rows * k));
-        if (memcmp(idx, idx_want, sizeof *idx * (size_t)(rows * k)) != 0) failures++, printf("route: backend %s: other experts\n", o->isa);
+        if (memcmp(idx, idx_want, sizeof *idx * (size_t)(rows * k)) != 0)
+            failures++, printf("route: backend %s: other experts\n", o->isa);
         compare(b, wt_want, wt, (int64_t)rows * k, "route");
         o->moe(o, y, x, ex, idx, wt, rows, k);
         compare(b, want, y, (int64_t)rows * hidden, quant ? "moe NVFP4" : "moe");
