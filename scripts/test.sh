@@ -69,7 +69,7 @@ run_tsan() {
 # Some builds of qemu-user loop for ever in the first pthread_create. Then: one CPU, so that pools start no thread, and the
 # programs that start threads themselves are left out, by name, in the log.
 run_arm() {
-  local probe=$logs/arm-probe alone="test_pool test_diff_engine opscheck test_tokenizer test_quantize test_oracle_export test_oracle_w4a4 test_oracle_greedy"
+  local probe=$logs/arm-probe alone="test_pool test_diff_engine opscheck test_tokenizer test_quantize test_weights test_oracle_export test_oracle_w4a4 test_oracle_greedy"
   printf '#include <pthread.h>\nstatic void *f(void *a) { return a; }\nint main(void) { pthread_t t; return pthread_create(&t, 0, f, 0) || pthread_join(t, 0); }\n' |
     aarch64-linux-gnu-gcc -pthread -x c - -o $probe || return 1
   if timeout 20 qemu-aarch64 -L /usr/aarch64-linux-gnu $probe; then
