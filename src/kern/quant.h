@@ -34,7 +34,7 @@ typedef struct quant_kern {
     void (*decode_f32)(float *y, const uint8_t *codes, const uint8_t *scales, int64_t n, float s2);
     void (*decode_bf16)(uint16_t *y, const uint8_t *codes, const uint8_t *scales, int64_t n, float s2);
 
-    /* ---- FP8 per tensor ---- */
+    /* ---- FP8 per tensor: scale, m, divisor > 0 and finite (else only the sign of NaN codes is the machine's) ---- */
     /* y = E4M3(sat(fl(x / scale))): K, V and activations as the engine stores them. */
     void (*fp8_div)(uint8_t *y, const float *x, int64_t n, float scale);
     /* y = E4M3(sat(fl(x * m))): ModelOpt's simulation, m = fp8_sim_multiplier(amax). */
