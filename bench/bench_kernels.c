@@ -16,7 +16,7 @@
 #include "kern/kern.h"
 #include "num/bf16.h"
 
-/* ---- operands, filled once with small numbers ---- */
+/* ---- operands, filled once with small numbers; no zeros, whose state rows would decay into slow subnormals ---- */
 
 enum { FLOATS = 4 << 20 };
 static float *src, *dst, *aux;
@@ -30,8 +30,8 @@ static bool operands_new(void) {
     weights = aligned_alloc(64, (size_t)weight_bytes);
     if (!src || !dst || !aux || !weights) return false;
     for (int i = 0; i < FLOATS; i++) {
-        src[i] = (float)(i % 61 - 30) * 0x1p-6f;
-        aux[i] = (float)(i % 53 - 26) * 0x1p-5f;
+        src[i] = ((float)(i % 61) - 30.5f) * 0x1p-6f;
+        aux[i] = ((float)(i % 53) - 26.5f) * 0x1p-5f;
         dst[i] = 0;
     }
     /* As float32 these are pairs of BF16: finite either way. */
@@ -162,7 +162,7 @@ ROW(scale_div, k->scale_div(dst, src, 3.0f, n))
 ROW(argmax, sink[0][0] += (uint64_t)k->argmax(src, n))
 ROW(nonfinite, sink[0][0] += (uint64_t)k->nonfinite(src, n))
 ROW(conv, const float *u[4] = { src, src + n, aux, aux + n }; k->conv_silu(dst, u, aux + 2 * n, 4, (int)n))
-ROW(merge, float M = 0; float L = 1; k->attn_merge(dst, &M, &L, src, 0.5f, 1.0f, (int)n))
+ROW(merge, float M = 0; float L = 1; k->attn_merge(dst, &M, &L, src, -0.5f, 1.0f, (int)n))
 /* 32 heads of a 128 x 128 state, as one GDN layer has them: 2 MB. */
 ROW(gdn, for (int64_t h = 0; h < n; h++)
              k->gdn_step(dst + h * 128, aux + h * 16384, 128, src, src + 128, src + 256, 0.5f, 0.9f, 128, 128))
