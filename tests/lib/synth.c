@@ -53,7 +53,8 @@ static void store(uint8_t *out, dtype type, const float *v, size_t n) {
 /* ---- the list ---- */
 
 synth_tensor *synth_add(synth *s, const char *name, dtype type, int rank, const int64_t *shape) {
-    s->t = xrealloc(s->t, (size_t)(s->n + 1) * sizeof *s->t);
+    if ((s->n & (s->n - 1)) == 0) /* full at 0, 1, 2, 4 ...: doubling, because one test makes tens of thousands */
+        s->t = xrealloc(s->t, (size_t)(s->n ? 2 * s->n : 1) * sizeof *s->t);
     synth_tensor *t = &s->t[s->n++];
     *t = (synth_tensor){ .name = xstrdup(name), .type = type, .rank = rank, .bytes = (size_t)dtype_bytes(type) };
     for (int i = 0; i < rank; i++) t->shape[i] = shape[i], t->bytes *= (size_t)shape[i];
