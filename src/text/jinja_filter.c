@@ -458,7 +458,8 @@ static bool f_round(run *r, const val *x, const args *a, val *out) {
     if (common) return put(out, v_float(round_double(v, digits)));
     if (!isfinite(v)) return rt_fail(r, "OverflowError: cannot convert float infinity to integer");
     const double p = pow(10, (double)digits);
-    return put(out, v_float((ceiling ? ceil(v * p) : floor(v * p)) / p));
+    /* Python goes through an integer here, so a negative zero loses its sign. */
+    return put(out, v_float(((ceiling ? ceil(v * p) : floor(v * p)) + 0.0) / p));
 }
 
 static bool f_filesizeformat(run *r, const val *x, const args *a, val *out) {
