@@ -122,7 +122,8 @@ static bool m_split(run *r, const val *self, const args *a, val *out) { return s
 static bool m_rsplit(run *r, const val *self, const args *a, val *out) { return split_any(r, self, a, true, out); }
 
 static bool m_splitlines(run *r, const val *self, const args *a, val *out) {
-    return s_lines(r, self_of(self), is_given(&a->pos[0]) && v_truth(&a->pos[0]), out);
+    int64_t keep; /* an integer by contract, so an undefined value is an error */
+    return opt_int(r, &a->pos[0], 0, &keep) && s_lines(r, self_of(self), keep != 0, out);
 }
 
 static bool partition(run *r, const val *self, const args *a, bool last, val *out) {

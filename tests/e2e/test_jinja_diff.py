@@ -1,5 +1,6 @@
 """The template interpreter against jinja2 3.1 set up as HF sets it up: random templates, values, broken templates,
-and chat templates in the styles that checkpoints ship. SEED=n repeats a run, COUNT=n sets the number of templates.
+and chat templates in the styles that checkpoints ship. SEED=n chooses other ones (the default is fixed, so that a run says
+something about the change it tests), COUNT=n how many.
 
 The program under test is build/*/tests/unit/test_jinja --lines (JSON lines in and out, one process for all cases).
 """
@@ -22,7 +23,7 @@ import jinja_gen  # noqa: E402
 import jinja_styles  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SEED = int(os.environ.get("SEED") or random.randrange(10**9))
+SEED = int(os.environ.get("SEED") or 1)
 COUNT = int(os.environ.get("COUNT") or 1500)
 
 

@@ -352,6 +352,8 @@ static void breadth(void **state) {
     gives("{{ (0 - 7857994441727794011) % 3600528299072122043 }}{{ (0 - 9223372036854775807 - 1) // 3 }}", NULL,
           "2943590455488572118-3074457345618258603");
     fails("{{ (0 - 9223372036854775807 - 1) // -1 }}", NULL, NULL, "E-TEMPLATE-RUN", "64 bits");
+    gives("{{ (0 - 0.1)|round(0, 'ceil') }}{{ 'a\nb'.splitlines(true) }}", NULL, "0.0['a\\n', 'b']");
+    fails("{{ ''.splitlines(x) }}", NULL, NULL, "E-TEMPLATE-RUN", "undefined");
     gives("{{ 9007199254740993 == 9007199254740992.0 }}{{ 1 == 1.0 == true }}{{ {1: 'a'}[true] }}", NULL, "FalseTruea");
     gives("{{ x|default('d') }}{{ x.y|default('d') if x is defined }}{{ ''|d('e', true) }}", NULL, "de");
 }
