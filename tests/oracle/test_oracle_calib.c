@@ -118,7 +118,7 @@ static void test_second_step(void **state) {
 /* What calibration found beyond the oracle's quantizers are Linears that no recipe quantizes by default. */
 static void test_names(void **state) {
     (void)state;
-    static const char *const kept[] = { ".linear_attn.in_proj_a",   ".linear_attn.in_proj_b", ".mlp.gate",
+    static const char *const kept[] = { ".linear_attn.in_proj_a", ".linear_attn.in_proj_b", ".mlp.gate",
                                         ".mlp.shared_expert_gate", "mtp.fc" };
     err e = { 0 };
     amax_table trunk, head;
@@ -167,10 +167,9 @@ static void test_groups(void **state) {
     assert_true(pairs > 0);
     for (int l = 0; l < LAYERS; l++) { /* routed and shared experts read the block's input */
         char routed[128], shared[128];
-        snprintf(routed, sizeof routed,
-                 "model.language_model.layers.%d.mlp.experts.gate_up_proj_input_quantizer", l);
-        snprintf(shared, sizeof shared,
-                 "model.language_model.layers.%d.mlp.shared_expert.gate_proj.input_quantizer", l);
+        snprintf(routed, sizeof routed, "model.language_model.layers.%d.mlp.experts.gate_up_proj_input_quantizer", l);
+        snprintf(shared, sizeof shared, "model.language_model.layers.%d.mlp.shared_expert.gate_proj.input_quantizer",
+                 l);
         assert_true(amax_get(&once, str_of(routed)) == amax_get(&once, str_of(shared)));
     }
     plan_free(&p);
