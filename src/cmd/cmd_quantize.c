@@ -15,9 +15,9 @@
 typedef struct options {
     const char *out, *calib, *calib_ids, *amax, *save_amax, *mtp_text;
     int preset, kv, mtp, arith, samples, seq;
-    bool no_calib, keep_qkv, resume, dry_run, portable;
+    bool no_calib, keep_qkv, resume, dry_run, portable, has_seed;
     arg_strings include, exclude;
-    int64_t shard_bytes, max_ram;
+    int64_t shard_bytes, max_ram, seed;
     mtp_scales scales; /* parsed from mtp_text */
     double factor;
 } options;
@@ -83,6 +83,8 @@ static bool check(options *o, err *e) {
     if (o->no_calib && o->mtp_text)
         return fail(e, ERR_USAGE, "E-USAGE", "quantize: --mtp-scales needs maxima of some kind; --no-calib has none");
     if (o->save_amax && o->no_calib) return fail(e, ERR_USAGE, "E-USAGE", "quantize: --save-amax needs calibration");
+    if (o->has_seed && !(o->calib && strcmp(o->calib, "self") == 0))
+        return fail(e, ERR_USAGE, "E-USAGE", "quantize: --seed is for --calib self; nothing else is random");
     return parse_scales(o, e);
 }
 
@@ -115,7 +117,7 @@ static char *bundled(const char *name, err *e) {
 }
 
 static bool load_data(calib_data *d, const options *o, const char *src, err *e) {
-    const calib_source s = { .model_dir = src, .samples = o->samples, .seq = o->seq };
+    const calib_source s = { .model_dir = src, .samples = o->samples, .seq = o->seq, .seed = (uint64_t)o->seed };
     if (o->calib_ids) return calib_data_ids(d, o->calib_ids, o->samples, o->seq, e);
     const bool self = o->calib && strcmp(o->calib, "self") == 0;
     char *path =
@@ -282,7 +284,7 @@ int cmd_quantize(int argc, char **argv, err *e) {
     static const char *const kv_choices[] = { "fp8", "fp8-cast", "none", NULL },
                              *const mtp_choices[] = { "nvfp4", "bf16", "none", NULL },
                              *const arith_choices[] = { "cuda", "cpu", NULL };
-    options o = { .seq = 512, .shard_bytes = 10000000000 };
+    options o = { .seq = 512, .shard_bytes = 10000000000, .seed = 20260 };
     const arg_opt opts[] = {
         { .type = ARG_GROUP, .help = "Output" },
         { .type = ARG_STR,
@@ -376,6 +378,14 @@ int cmd_quantize(int argc, char **argv, err *e) {
           .lo = 4,
           .hi = 1 << 24,
           .help = "tokens per sequence" },
+        { .type = ARG_INT64,
+          .name = "seed",
+          .meta = "N",
+          .dst = &o.seed,
+          .given = &o.has_seed,
+          .lo = 0,
+          .hi = INT64_MAX,
+          .help = "of `--calib self`: same seed, same text" },
         { .type = ARG_STR,
           .name = "amax",
           .meta = "FILE",

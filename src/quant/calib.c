@@ -239,25 +239,36 @@ static bool walk(calibration *c, err *e) {
 }
 
 static bool check_data(const calib_data *d, const model_config *c, err *e) {
-    if (d->n == 0) return fail(e, ERR_INPUT, "E-CALIB-EMPTY", "calibration: no tokens in the given data");
-    for (int i = 0; i < d->n; i++) {
-        if (d->v[i].n > (size_t)c->max_position)
-            return fail(e, ERR_INPUT, "E-CALIB-LONG",
-                        "calibration: sample %d has %zu tokens, the model's context is %d (lower --seq)", i, d->v[i].n,
-                        c->max_position);
+    for (int i = 0; i < d->n; i++)
         for (size_t k = 0; k < d->v[i].n; k++)
             if (d->v[i].v[k] < 0 || d->v[i].v[k] >= c->vocab)
                 return fail(e, ERR_INPUT, "E-ENGINE-TOKEN",
                             "calibration: sample %d: id %d is outside the vocabulary of %d", i, d->v[i].v[k], c->vocab);
-    }
     return true;
 }
 
+/* Index of the longest sequence. */
 static int longest(const calib_data *d) {
-    size_t n = 1;
-    for (int i = 0; i < d->n; i++)
-        if (d->v[i].n > n) n = d->v[i].n;
-    return (int)n;
+    int best = 0;
+    for (int i = 1; i < d->n; i++)
+        if (d->v[i].n > d->v[best].n) best = i;
+    return best;
+}
+
+static bool open_model(calibration *c, const char *dir, err *e) {
+    if (c->data->n == 0) return fail(e, ERR_INPUT, "E-CALIB-EMPTY", "calibration: no tokens in the given data");
+    const int sample = longest(c->data);
+    const size_t tokens = c->data->v[sample].n;
+    const engine_options o = { .ops = c->opt->ops,
+                               .ctx = tokens > INT32_MAX ? INT32_MAX : (int)tokens,
+                               .chunk = c->chunk,
+                               .kv = KV_CACHE_F32,
+                               .no_text = true };
+    err opened = { 0 };
+    if (engine_open(&c->g, dir, &o, &opened)) return check_data(c->data, &c->g->config, e);
+    if (strcmp(opened.id, "E-ENGINE-CTX") != 0) return *e = opened, false;
+    return fail(e, ERR_INPUT, "E-CALIB-LONG",
+                "calibration: sample %d has %zu tokens, more than the model's context (lower --seq)", sample, tokens);
 }
 
 bool calib_run(amax_table *out, calib_report *report, const char *dir, const calib_data *data, const calib_options *opt,
@@ -267,12 +278,7 @@ bool calib_run(amax_table *out, calib_report *report, const char *dir, const cal
     ops *tap = NULL, *plain = NULL;
     *out = (amax_table){ .source = data->what };
     *report = (calib_report){ .tokens = data->tokens };
-    const engine_options eo = {
-        .ops = opt->ops, .ctx = longest(data), .chunk = c.chunk, .kv = KV_CACHE_F32, .no_text = true
-    };
-    bool ok = data->n > 0 || check_data(data, NULL, e);
-    ok = ok && engine_open(&c.g, dir, &eo, e) && check_data(data, &c.g->config, e) &&
-         store_open(&c.hidden, data->tokens, c.g->config.hidden, opt->max_ram_bytes, e);
+    bool ok = open_model(&c, dir, e) && store_open(&c.hidden, data->tokens, c.g->config.hidden, opt->max_ram_bytes, e);
     if (ok && opt->mtp_steps > 0 && !c.g->n.has_mtp)
         ok = fail(e, ERR_INPUT, "E-QUANT-MTP", "%s: no draft head to calibrate (use --mtp none)", dir);
     if (ok) {

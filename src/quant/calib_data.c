@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "base/log.h"
 
-enum { MAX_FILE = 1 << 30, SELF_SEED = 20260 };
+enum { MAX_FILE = 1 << 30 };
 
 typedef struct reader {
     tokenizer *tok;
@@ -44,7 +44,24 @@ static bool add_text(reader *r, str text, bool split, err *e) {
     return ok;
 }
 
-static bool add_line(reader *r, const json *v, const char *path, int line, err *e) {
+/* A conversation that ends with the assistant's words is complete: no opening of another turn behind it, unless the line
+ * itself says so. The request with that said, in `mem`. */
+static const json *complete_request(arena *mem, const json *v) {
+    const json *messages = json_get(v, "messages");
+    const json *role = messages->n ? json_get(&messages->u.items[messages->n - 1], "role") : NULL;
+    if (!json_is(role, JSON_STRING) || !str_eq(json_str(role), STR("assistant")) ||
+        json_get(v, "add_generation_prompt"))
+        return v;
+    json_member *members = arena_take(mem, (size_t)v->n + 1, sizeof *members);
+    json *whole = arena_take(mem, 1, sizeof *whole);
+    CHECK(members && whole, "out of memory");
+    memcpy(members, v->u.members, v->n * sizeof *members);
+    members[v->n] = (json_member){ .key = STR("add_generation_prompt"), .value = { .type = JSON_FALSE } };
+    *whole = (json){ .type = JSON_OBJECT, .n = v->n + 1, .u.members = members };
+    return whole;
+}
+
+static bool add_line(reader *r, arena *mem, const json *v, const char *path, int line, err *e) {
     const json *text = json_is(v, JSON_STRING) ? v : json_get(v, "text");
     if (json_is(text, JSON_STRING)) return add_text(r, json_str(text), false, e);
     if (!json_is(json_get(v, "messages"), JSON_ARRAY))
@@ -52,7 +69,7 @@ static bool add_line(reader *r, const json *v, const char *path, int line, err *
     buf rendered = { 0 };
     err refused = { 0 };
     bool ok = true;
-    if (r->tmpl && template_render(r->tmpl, &rendered, v, &refused))
+    if (r->tmpl && template_render(r->tmpl, &rendered, complete_request(mem, v), &refused))
         ok = add_text(r, buf_view(&rendered), false, e);
     else
         r->skipped++;
@@ -73,7 +90,7 @@ static bool add_lines(reader *r, str text, const char *path, err *e) {
         err mine = { 0 };
         bool ok = json_parse(&v, &mem, one, path, NULL, &mine);
         if (!ok) fail(e, ERR_INPUT, "E-CALIB-LINE", "%s: line %d: %s", path, line, mine.msg);
-        ok = ok && add_line(r, v, path, line, e);
+        ok = ok && add_line(r, &mem, v, path, line, e);
         arena_free(&mem);
         if (!ok) return false;
     }
@@ -150,20 +167,18 @@ static bool keep_token(void *ctx, int32_t id, double logprob, const int32_t *top
     return true;
 }
 
-static bool continue_one(engine *g, session *s, id_list *tokens, int seq, int index, err *e) {
+static bool continue_one(engine *g, session *s, id_list *tokens, int seq, uint64_t seed, int index, err *e) {
     gen_result r;
     const int room = seq - (int)tokens->n;
     if (room <= 0) return true;
     const int depth = s->drafting ? 2 : 0;
-    const gen_options opt = {
-        .max_tokens = room,
-        .depth = depth,
-        .stop_ids = g->config.stop_ids,
-        .n_stop_ids = g->config.stop_count,
-        .sampling = { .temperature = 1, .top_p = 1, .seed = SELF_SEED, .choice = (uint32_t)index },
-        .on_token = keep_token,
-        .ctx = tokens
-    };
+    const gen_options opt = { .max_tokens = room,
+                              .depth = depth,
+                              .stop_ids = g->config.stop_ids,
+                              .n_stop_ids = g->config.stop_count,
+                              .sampling = { .temperature = 1, .top_p = 1, .seed = seed, .choice = (uint32_t)index },
+                              .on_token = keep_token,
+                              .ctx = tokens };
     session_reset(s);
     return session_set(s, tokens->v, (int)tokens->n, e) && session_generate(s, &opt, &r, e);
 }
@@ -177,14 +192,21 @@ bool calib_data_self(calib_data *out, const calib_source *s, const char *prompts
     *out = (calib_data){ 0 };
     if (!calib_data_file(&prompts, s, prompts_path, "prompts", e)) return false;
     const engine_options eo = { .ops = *backend, .ctx = seq + 1, .kv = KV_CACHE_F32, .need_text = true };
-    bool ok = engine_open(&g, s->model_dir, &eo, e) && session_open(&one, g, true, e);
+    err opened = { 0 };
+    bool ok = engine_open(&g, s->model_dir, &eo, &opened);
+    if (!ok && strcmp(opened.id, "E-ENGINE-CTX") == 0)
+        fail(e, ERR_INPUT, "E-CALIB-LONG", "calibration: the model's context has no room for %d tokens (lower --seq)",
+             seq);
+    else if (!ok)
+        *e = opened;
+    ok = ok && session_open(&one, g, true, e);
     for (int i = 0; ok && i < prompts.n; i++) {
-        ok = continue_one(g, &one, &prompts.v[i], seq, i, e);
+        ok = continue_one(g, &one, &prompts.v[i], seq, s->seed, i, e);
         if (ok) calib_data_add(out, prompts.v[i].v, prompts.v[i].n);
     }
     if (ok)
-        snprintf(out->what, sizeof out->what, "the model's own text: %d sequences, %lld tokens", out->n,
-                 (long long)out->tokens);
+        snprintf(out->what, sizeof out->what, "the model's own text (seed %llu): %d sequences, %lld tokens",
+                 (unsigned long long)s->seed, out->n, (long long)out->tokens);
     session_close(&one);
     engine_close(g);
     calib_data_free(&prompts);
