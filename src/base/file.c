@@ -62,6 +62,7 @@ bool mapping_open(mapping *out, const char *path, err *e) {
     if (!open_regular(&fd, &st, path, e)) return false;
     out->dev = (uint64_t)st.st_dev;
     out->inode = (uint64_t)st.st_ino;
+    out->mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     if (st.st_size > 0) {
         void *p = (uint64_t)st.st_size > SIZE_MAX / 2 ? MAP_FAILED
                                                       : mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);

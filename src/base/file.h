@@ -9,6 +9,7 @@ typedef struct mapping {
     const uint8_t *data; /* NULL when size is 0 */
     size_t size;
     uint64_t dev, inode; /* identity: the same file reached by two names */
+    int64_t mtime_ns;    /* when it was opened */
 } mapping;
 
 /* Map a regular file read-only (symbolic links followed). On success *out owns the mapping.

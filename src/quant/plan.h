@@ -76,7 +76,7 @@ typedef struct plan {
  * must have been bound before (weights_bind), so that names and shapes are known to be complete.
  * Errors: E-QUANT-SHAPE (K not divisible by 16: names the module), E-QUANT-DTYPE (source not BF16/F16/F32),
  * E-QUANT-EMPTY (a glob or a family that matches nothing), E-QUANT-ALREADY (the source is quantized), E-QUANT-MTP
- * (--mtp nvfp4 without a head). */
+ * (--mtp nvfp4 without a head), E-QUANT-SHARDS (more shards than a loader takes). */
 NODISCARD bool plan_make(plan *out, const ckpt *src, const model_config *config, const recipe *r, uint64_t shard_bytes,
                          err *e);
 void plan_free(plan *p);

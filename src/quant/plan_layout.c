@@ -5,6 +5,8 @@
 #include "base/json.h"
 #include "quant/plan.h"
 
+enum { MAX_SHARDS = 10000 }; /* as ckpt/index.c reads */
+
 /* Inside a file safetensors orders by dtype, widest first, then by name. */
 static int type_rank(dtype t) {
     static const dtype order[] = { DT_U64, DT_I64, DT_F64,     DT_F32,     DT_U32, DT_I32, DT_BF16, DT_F16,
@@ -69,6 +71,10 @@ static void finish_shard(plan *p, int s, buf *header, uint64_t data_bytes) {
 bool plan_layout(plan *p, uint64_t shard_bytes, err *e) {
     if (shard_bytes == 0) return fail(e, ERR_USAGE, "E-USAGE", "--shard-size: must be positive");
     p->n_shards = assign_shards(p, shard_bytes);
+    if (p->n_shards > MAX_SHARDS)
+        return fail(e, ERR_USAGE, "E-QUANT-SHARDS",
+                    "--shard-size %llu makes %d shards, loaders take at most %d (a larger one)",
+                    (unsigned long long)shard_bytes, p->n_shards, MAX_SHARDS);
     p->shards = xcalloc((size_t)p->n_shards, sizeof *p->shards);
     qtensor **sorted = xmalloc((size_t)p->n_tensors * sizeof *sorted);
     for (int i = 0; i < p->n_tensors; i++) sorted[i] = &p->tensors[i];

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -58,8 +58,8 @@ static bool read_at(const job *j, const st_tensor *t, uint64_t at, void *to, uin
         const ssize_t r = pread(j->src_fd[t->shard], p, n, (off_t)from);
         if (r < 0 && errno == EINTR) continue;
         if (r <= 0)
-            return fail(e, ERR_INPUT, "E-QUANT-READ", "%s: " STR_FMT ": %s", f->path, STR_ARG(t->name),
-                        r < 0 ? strerror(errno) : "the file became shorter while it was read");
+            return fail(e, r < 0 ? ERR_MACHINE : ERR_INPUT, "E-QUANT-READ", "%s: " STR_FMT ": %s", f->path,
+                        STR_ARG(t->name), r < 0 ? strerror(errno) : "the file became shorter while it was read");
         p += r;
         from += (uint64_t)r;
         n -= (uint64_t)r;
@@ -67,21 +67,24 @@ static bool read_at(const job *j, const st_tensor *t, uint64_t at, void *to, uin
     return true;
 }
 
-static bool write_at(job *j, const qtensor *t, uint64_t at, const void *from, uint64_t n, err *e) {
-    const qshard *s = &j->p->shards[t->shard];
-    uint64_t to = s->header_bytes + t->offset + at;
-    atomic_fetch_add(&j->written, n);
+static bool put_at(int fd, uint64_t to, const void *from, uint64_t n, str file, err *e) {
     for (const uint8_t *p = from; n > 0;) {
-        const ssize_t w = pwrite(j->dst_fd[t->shard], p, n, (off_t)to);
+        const ssize_t w = pwrite(fd, p, n, (off_t)to);
         if (w < 0 && errno == EINTR) continue;
         if (w <= 0)
-            return fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": %s", STR_ARG(s->file),
+            return fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": %s (free space; --resume continues)", STR_ARG(file),
                         w < 0 ? strerror(errno) : "nothing written");
         p += w;
         to += (uint64_t)w;
         n -= (uint64_t)w;
     }
     return true;
+}
+
+static bool write_at(job *j, const qtensor *t, uint64_t at, const void *from, uint64_t n, err *e) {
+    const qshard *s = &j->p->shards[t->shard];
+    atomic_fetch_add(&j->written, n);
+    return put_at(j->dst_fd[t->shard], s->header_bytes + t->offset + at, from, n, s->file, e);
 }
 
 /* ---- weights ---- */
@@ -186,7 +189,8 @@ static bool input_scale(const job *j, int first, float *out, err *e) {
         return fail(e, ERR_INPUT, "E-QUANT-AMAX", STR_FMT ": %s (calibrate with more varied text, or --no-calib)",
                     STR_ARG(m->input_key), amax < 0 ? "no maximum for this quantizer" : "its calibrated maximum is 0");
     *out = m->format == QF_FP8 ? fp8_scale(amax, j->o->arith) : nvfp4_scale_2(amax, j->o->arith);
-    return true;
+    return *out > 0 || fail(e, ERR_INPUT, "E-QUANT-AMAX", STR_FMT ": a maximum of %g has no float32 scale",
+                            STR_ARG(m->input_key), (double)amax);
 }
 
 static bool group_task(job *j, hands *h, int first, err *e) {
@@ -282,7 +286,7 @@ static void worker(void *ctx, int thread, int threads) {
 /* ---- scales that need no source: K and V ---- */
 
 /* "<layer>.self_attn.{k,v}_bmm_quantizer" of the projection "<layer>.self_attn.{k,v}_proj". */
-static bool kv_scale(job *j, const qtensor *t, err *e) {
+static bool kv_scale(const job *j, const qtensor *t, float *out, err *e) {
     char key[512];
     str name = t->name;
     name.n -= strlen(t->part == QP_K_SCALE ? "k_proj.k_scale" : "v_proj.v_scale");
@@ -292,14 +296,32 @@ static bool kv_scale(job *j, const qtensor *t, err *e) {
     if (!(amax > 0))
         return fail(e, ERR_INPUT, "E-QUANT-AMAX",
                     "%s: no maximum for this quantizer (--kv fp8-cast or none needs none)", key);
-    const float v = fp8_scale(amax, j->o->arith);
-    return write_at(j, t, 0, &v, sizeof v, e);
+    *out = fp8_scale(amax, j->o->arith);
+    return *out > 0 ||
+           fail(e, ERR_INPUT, "E-QUANT-AMAX", "%s: a maximum of %g has no float32 scale", key, (double)amax);
 }
 
 static bool kv_scales(job *j, err *e) {
     for (int i = 0; i < j->p->n_tensors; i++) {
         const qtensor *t = &j->p->tensors[i];
-        if ((t->part == QP_K_SCALE || t->part == QP_V_SCALE) && !kv_scale(j, t, e)) return false;
+        float v;
+        if ((t->part == QP_K_SCALE || t->part == QP_V_SCALE) &&
+            (!kv_scale(j, t, &v, e) || !write_at(j, t, 0, &v, sizeof v, e)))
+            return false;
+    }
+    return true;
+}
+
+/* Every scale that the table of maxima must give, before the first byte is read. */
+static bool check_scales(const job *j, err *e) {
+    float v;
+    for (int i = 0; i < j->tasks.n; i++) {
+        const int m = j->tasks.v[i].module;
+        if (m >= 0 && j->p->modules[m].format != QF_NVFP4_W && !input_scale(j, m, &v, e)) return false;
+    }
+    for (int i = 0; i < j->p->n_tensors; i++) {
+        const qtensor *t = &j->p->tensors[i];
+        if ((t->part == QP_K_SCALE || t->part == QP_V_SCALE) && !kv_scale(j, t, &v, e)) return false;
     }
     return true;
 }
@@ -312,7 +334,7 @@ static uint64_t job_id(const job *j) {
     for (int i = 0; i < j->p->n_shards; i++) buf_str(&b, str_of(j->p->shards[i].header));
     for (int i = 0; i < j->p->src->shard_count; i++) {
         const struct stat *s = &j->src_stat[i];
-        buf_printf(&b, "|%s:%lld:%lld.%ld:%llu", j->p->src->shards[i].path, (long long)s->st_size,
+        buf_printf(&b, "|%s:%lld:%lld.%ld:%llu", strrchr(j->p->src->shards[i].path, '/') + 1, (long long)s->st_size,
                    (long long)s->st_mtim.tv_sec, s->st_mtim.tv_nsec, (unsigned long long)s->st_ino);
     }
     buf_printf(&b, "|arith %d ranks %d", j->o->arith, j->o->ranks);
@@ -327,6 +349,8 @@ static uint64_t job_id(const job *j) {
     return id;
 }
 
+static int64_t mtime_ns(const struct stat *s) { return (int64_t)s->st_mtim.tv_sec * 1000000000 + s->st_mtim.tv_nsec; }
+
 static bool open_sources(job *j, err *e) {
     const ckpt *c = j->p->src;
     for (int i = 0; i < c->shard_count; i++) {
@@ -334,8 +358,10 @@ static bool open_sources(job *j, err *e) {
         if (j->src_fd[i] < 0 || fstat(j->src_fd[i], &j->src_stat[i]) != 0)
             return fail(e, ERR_INPUT, "E-FILE-OPEN", "%s: %s", c->shards[i].path, strerror(errno));
         if ((uint64_t)j->src_stat[i].st_size != c->shards[i].map.size ||
-            (uint64_t)j->src_stat[i].st_ino != c->shards[i].map.inode)
-            return fail(e, ERR_INPUT, "E-QUANT-CHANGED", "%s: changed since it was opened", c->shards[i].path);
+            (uint64_t)j->src_stat[i].st_ino != c->shards[i].map.inode ||
+            mtime_ns(&j->src_stat[i]) != c->shards[i].map.mtime_ns)
+            return fail(e, ERR_INPUT, "E-QUANT-CHANGED", "%s: changed since it was opened (start anew)",
+                        c->shards[i].path);
         posix_fadvise(j->src_fd[i], 0, 0, POSIX_FADV_SEQUENTIAL);
     }
     return true;
@@ -346,69 +372,67 @@ static bool sources_unchanged(const job *j, err *e) {
     for (int i = 0; i < j->p->src->shard_count; i++) {
         struct stat s;
         const struct stat *was = &j->src_stat[i];
-        if (fstat(j->src_fd[i], &s) != 0 || s.st_size != was->st_size || s.st_mtim.tv_sec != was->st_mtim.tv_sec ||
-            s.st_mtim.tv_nsec != was->st_mtim.tv_nsec)
+        if (fstat(j->src_fd[i], &s) != 0 || s.st_size != was->st_size || mtime_ns(&s) != mtime_ns(was))
             return fail(e, ERR_INPUT, "E-QUANT-CHANGED",
-                        "%s: changed while it was read (start anew from a quiet source)", j->p->src->shards[i].path);
+                        "%s: changed while it was read (remove the .partial folder and start anew from a quiet source)",
+                        j->p->src->shards[i].path);
     }
     return true;
 }
 
+/* A file per shard stays open: some systems allow 1024 by default. */
+static bool allow_files(const plan *p, err *e) {
+    struct rlimit r;
+    const rlim_t need = (rlim_t)p->n_shards + (rlim_t)p->src->shard_count + 64;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur >= need) return true;
+    if (r.rlim_max != RLIM_INFINITY && r.rlim_max < need)
+        return fail(e, ERR_MACHINE, "E-QUANT-SHARDS",
+                    "%d shards need more open files than the limit of %llu "
+                    "(`ulimit -n`, or a larger --shard-size)",
+                    p->n_shards, (unsigned long long)r.rlim_max);
+    r.rlim_cur = need;
+    return setrlimit(RLIMIT_NOFILE, &r) == 0 ||
+           fail(e, ERR_MACHINE, "E-QUANT-SHARDS", "%d shards: %s (a larger --shard-size)", p->n_shards,
+                strerror(errno));
+}
+
+/* Shards get their full length and header before any task runs, so that one of another length was tampered with. */
+static bool open_output(job *j, int i, const char *path, err *e) {
+    const qshard *s = &j->p->shards[i];
+    const uint64_t size = s->header_bytes + s->data_bytes, length = s->header_bytes - 8;
+    struct stat now;
+    uint8_t head[8];
+    for (int b = 0; b < 8; b++) head[b] = (uint8_t)(length >> (8 * b));
+    const int fd = j->dst_fd[i] = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0 || fstat(fd, &now) != 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+    if (j->log.n_done > 0 && (uint64_t)now.st_size != size)
+        return fail(e, ERR_INPUT, "E-QUANT-RESUME",
+                    "%s: is not as the unfinished run left it (remove the .partial folder to start anew)", path);
+    if (ftruncate(fd, (off_t)size) != 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+    return put_at(fd, 0, head, 8, s->file, e) && put_at(fd, 8, s->header, length, s->file, e);
+}
+
 static bool open_outputs(job *j, const char *partial, err *e) {
+    if (!allow_files(j->p, e)) return false;
     for (int i = 0; i < j->p->n_shards; i++) {
-        const qshard *s = &j->p->shards[i];
-        char *path = path_join(partial, s->file.p);
-        const uint64_t size = s->header_bytes + s->data_bytes, length = s->header_bytes - 8;
-        uint8_t head[8];
-        for (int b = 0; b < 8; b++) head[b] = (uint8_t)(length >> (8 * b));
-        j->dst_fd[i] = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-        const bool ok = j->dst_fd[i] >= 0 && ftruncate(j->dst_fd[i], (off_t)size) == 0 &&
-                        pwrite(j->dst_fd[i], head, 8, 0) == 8 &&
-                        pwrite(j->dst_fd[i], s->header, length, 8) == (ssize_t)length;
-        if (!ok) fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+        char *path = path_join(partial, j->p->shards[i].file.p);
+        const bool ok = open_output(j, i, path, e);
         free(path);
         if (!ok) return false;
     }
     return true;
 }
 
-static bool sync_outputs(const job *j, err *e) {
+/* What a failed fsync lost is reported once and then forgotten by the kernel, so nothing written so far counts. */
+static bool sync_outputs(job *j, err *e) {
     for (int i = 0; i < j->p->n_shards; i++)
-        if (fsync(j->dst_fd[i]) != 0)
-            return fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": %s", STR_ARG(j->p->shards[i].file), strerror(errno));
+        if (fsync(j->dst_fd[i]) != 0) {
+            fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": cannot be flushed: %s", STR_ARG(j->p->shards[i].file),
+                 strerror(errno));
+            journal_forget(&j->log);
+            return false;
+        }
     return true;
-}
-
-static bool enough_space(const plan *p, const char *dir, err *e) {
-    struct statvfs v;
-    if (statvfs(dir, &v) != 0) return true; /* unknown: the writes will tell */
-    const uint64_t room = (uint64_t)v.f_bavail * v.f_frsize;
-    if (room >= p->total_bytes) return true;
-    return fail(e, ERR_MACHINE, "E-QUANT-SPACE", "%s: the export needs %.2f GB, %.2f GB are free", dir,
-                (double)p->total_bytes / 1e9, (double)room / 1e9);
-}
-
-static bool same_folder(const char *a, const char *b) {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-static bool make_folder(char **partial, const plan *p, const char *dst, const quantize_options *o, err *e) {
-    struct stat s;
-    size_t n = strlen(dst);
-    while (n > 1 && dst[n - 1] == '/') n--;
-    *partial = xmalloc(n + 9);
-    memcpy(*partial, dst, n);
-    strcpy(*partial + n, ".partial");
-    if (same_folder(dst, p->src->dir))
-        return fail(e, ERR_USAGE, "E-QUANT-DST", "%s: source and destination are the same folder", dst);
-    if (lstat(dst, &s) == 0)
-        return fail(e, ERR_INPUT, "E-QUANT-DST", "%s: exists already (choose another name, or remove it)", dst);
-    if (mkdir(*partial, 0777) == 0) return enough_space(p, *partial, e);
-    if (errno != EEXIST) return fail(e, ERR_MACHINE, "E-QUANT-DST", "%s: %s", *partial, strerror(errno));
-    if (o->resume || o->rank > 0) return true;
-    return fail(e, ERR_INPUT, "E-QUANT-DST",
-                "%s: left by an unfinished run (--resume continues it; remove it to start anew)", *partial);
 }
 
 static void count_zeros(job *j) {
@@ -427,9 +451,11 @@ static bool run_tasks(job *j, const char *partial, err *e) {
     snprintf(name, sizeof name, ".journal.%d", j->o->rank);
     char *path = path_join(partial, name);
     pool *workers = NULL;
-    bool ok = open_sources(j, e) && open_outputs(j, partial, e) &&
-              journal_open(&j->log, path, job_id(j), &j->tasks, j->p, j->out->modules, j->o->resume, e) &&
-              pool_new(&workers, j->o->threads, e);
+    /* The journal first: the shards of another job are not to be touched. */
+    bool ok =
+        open_sources(j, e) && journal_open(&j->log, path, job_id(j), &j->tasks, j->p, j->out->modules, j->o->resume, e);
+    if (ok && j->o->resume && j->o->rank == 0) dest_remove_strays(partial, j->p);
+    ok = ok && open_outputs(j, partial, e) && pool_new(&workers, j->o->threads, e);
     if (ok) {
         j->out->resumed_tasks = j->log.n_done;
         for (int i = 0; i < j->tasks.n; i++)
@@ -458,7 +484,7 @@ bool quantize_shards(quantize_result *out, char **partial, const plan *p, const 
     for (int i = 0; i < p->n_shards; i++) j.dst_fd[i] = -1;
     quant_kern_init(&j.k, o->isa);
     j.tasks = tasks_make(p);
-    const bool ok = make_folder(partial, p, dst, o, e) && run_tasks(&j, *partial, e);
+    const bool ok = check_scales(&j, e) && dest_make(partial, p, dst, o, e) && run_tasks(&j, *partial, e);
     if (ok) count_zeros(&j);
     out->tasks = j.tasks.n;
     out->read_bytes = atomic_load(&j.done_bytes);
@@ -473,31 +499,6 @@ bool quantize_shards(quantize_result *out, char **partial, const plan *p, const 
     free(j.dst_fd);
     free(j.src_stat);
     return ok;
-}
-
-static bool sync_folder(const char *path) {
-    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return false;
-    const bool ok = fsync(fd) == 0;
-    close(fd);
-    return ok;
-}
-
-bool quantize_commit(const char *partial, const char *dst, err *e) {
-    for (int rank = 0; rank < 4096; rank++) {
-        char name[64];
-        snprintf(name, sizeof name, ".journal.%d", rank);
-        char *path = path_join(partial, name);
-        const bool gone = unlink(path) != 0;
-        free(path);
-        if (gone) break;
-    }
-    if (!sync_folder(partial) || rename(partial, dst) != 0)
-        return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", dst, strerror(errno));
-    char *parent = path_join(dst, "..");
-    sync_folder(parent);
-    free(parent);
-    return true;
 }
 
 void quantize_result_free(quantize_result *r) {

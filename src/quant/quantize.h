@@ -37,13 +37,17 @@ typedef struct quantize_result {
     int zero_modules; /* all-zero weights (W-QUANT-ZERO) */
 } quantize_result;
 
+/* May DST be made here? For callers with long work to do first; quantize_shards checks again.
+ * Errors: E-QUANT-DST (exists, is the source, lies nowhere, or DST.partial is there and `resume` is not), E-QUANT-SPACE. */
+NODISCARD bool quantize_check_dst(const plan *p, const char *dst, bool resume, err *e);
+
 /* Create or reopen DST.partial and write this process's part of the shards, fsynced. *partial (malloc'ed) is the folder.
- * Errors: E-QUANT-DST (exists, is the source, or its parent is missing), E-QUANT-SPACE, E-QUANT-AMAX (a quantizer without
+ * Errors: those of quantize_check_dst, E-QUANT-SHARDS (too many for the system), E-QUANT-AMAX (a quantizer without
  * a maximum: names it), E-QUANT-NONFINITE (tensor, row, column), E-QUANT-CHANGED (a source file changed meanwhile),
- * E-QUANT-RESUME (DST.partial belongs to another job), E-QUANT-READ, E-FILE-WRITE; ERR_INTERRUPTED E-QUANT-STOPPED. */
+ * E-QUANT-RESUME (DST.partial belongs to another job or was tampered with), E-QUANT-BUSY, E-QUANT-READ, E-FILE-WRITE; ERR_INTERRUPTED E-QUANT-STOPPED. */
 NODISCARD bool quantize_shards(quantize_result *out, char **partial, const plan *p, const char *dst,
                                const quantize_options *o, err *e);
-/* Rename DST.partial to DST after configs and sidecars were added; removes the journal. */
+/* Rename DST.partial to DST after configs and sidecars were added; removes the journal and all other hidden files. */
 NODISCARD bool quantize_commit(const char *partial, const char *dst, err *e);
 void quantize_result_free(quantize_result *r);
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -93,9 +94,14 @@ static uint64_t check_of(const void *p, size_t n, uint64_t salt) {
 }
 
 static bool put(journal *j, const void *p, size_t n, err *e) {
-    const ssize_t w = write(j->fd, p, n);
-    if (w == (ssize_t)n) return true;
-    return fail(e, ERR_MACHINE, "E-FILE-WRITE", "journal: %s", w < 0 ? strerror(errno) : "short write");
+    for (const char *at = p; n > 0;) {
+        const ssize_t w = write(j->fd, at, n);
+        if (w < 0 && errno == EINTR) continue;
+        if (w <= 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "journal: %s", w < 0 ? strerror(errno) : "short write");
+        at += w;
+        n -= (size_t)w;
+    }
+    return true;
 }
 
 bool journal_add(journal *j, int i, const task_list *t, const plan *p, const qresult *results, err *e) {
@@ -112,7 +118,7 @@ bool journal_add(journal *j, int i, const task_list *t, const plan *p, const qre
     }
     const journal_record end = { i, -1, check_of(&i, sizeof i, 77) };
     memcpy(bytes + n, &end, sizeof end);
-    return put(j, bytes, n + sizeof end, e); /* one write: a record is there or not */
+    return put(j, bytes, n + sizeof end, e); /* what is cut off at the end does not count */
 }
 
 /* Read the records of an earlier run; returns the length of the part that is whole. */
@@ -144,16 +150,18 @@ static size_t replay(journal *j, const uint8_t *bytes, size_t size, const task_l
 static bool read_whole(buf *b, int fd) {
     char piece[1 << 16];
     ssize_t n;
-    while ((n = read(fd, piece, sizeof piece)) > 0) buf_add(b, piece, (size_t)n);
+    while ((n = read(fd, piece, sizeof piece)) > 0 || (n < 0 && errno == EINTR))
+        if (n > 0) buf_add(b, piece, (size_t)n);
     return n == 0;
 }
 
 bool journal_open(journal *j, const char *path, uint64_t job, const task_list *t, const plan *p, qresult *results,
                   bool resume, err *e) {
     const journal_head head = { "nibbleQ", job, t->n, (int32_t)sizeof(qresult) };
-    *j = (journal){ .fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (resume ? 0 : O_TRUNC), 0666),
-                    .done = xcalloc((size_t)t->n + 1, 1) };
+    *j = (journal){ .fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666), .done = xcalloc((size_t)t->n + 1, 1) };
     if (j->fd < 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+    if (flock(j->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return fail(e, ERR_INPUT, "E-QUANT-BUSY", "%s: another process is writing this export (let it finish)", path);
     buf old = { 0 };
     bool ok =
         !resume || read_whole(&old, j->fd) || fail(e, ERR_MACHINE, "E-FILE-READ", "%s: %s", path, strerror(errno));
@@ -175,6 +183,10 @@ bool journal_open(journal *j, const char *path, uint64_t job, const task_list *t
     }
     buf_free(&old);
     return ok;
+}
+
+void journal_forget(journal *j) {
+    if (ftruncate(j->fd, 0) == 0) fsync(j->fd);
 }
 
 void journal_close(journal *j) {

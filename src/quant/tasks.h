@@ -1,4 +1,4 @@
-/* tasks.h - internal to quantize: the list of tasks and the journal of finished ones. */
+/* tasks.h - internal to quantize: the list of tasks, the journal of finished ones, the unfinished folder. */
 #ifndef NIBBLE_TASKS_H
 #define NIBBLE_TASKS_H
 
@@ -28,10 +28,17 @@ typedef struct journal {
     uint8_t *done; /* [tasks] */
     int n_done;
 } journal;
+/* Errors: E-QUANT-RESUME (another job's), E-QUANT-BUSY (locked by a running process), E-FILE-READ, E-FILE-WRITE. */
 NODISCARD bool journal_open(journal *j, const char *path, uint64_t job, const task_list *t, const plan *p,
                             qresult *results, bool resume, err *e);
 /* Record task `i`; for groups with the results of their modules. One writer at a time (the caller locks). */
 NODISCARD bool journal_add(journal *j, int i, const task_list *t, const plan *p, const qresult *results, err *e);
+void journal_forget(journal *j); /* no task counts as done any more */
 void journal_close(journal *j);
+
+/* dest.c: make DST.partial, or find it when resuming. Errors: E-QUANT-DST, E-QUANT-SPACE. */
+NODISCARD bool dest_make(char **partial, const plan *p, const char *dst, const quantize_options *o, err *e);
+/* Remove shards and indices of another layout, which a run killed at an unlucky moment may have left. */
+void dest_remove_strays(const char *partial, const plan *p);
 
 #endif

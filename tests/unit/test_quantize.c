@@ -161,6 +161,10 @@ static void test_destinations(void **state) {
     char *deep = in(&x, "no/such/parent");
     outcome no_parent = run(&x, &WEIGHTS_ONLY, deep, o);
     assert_string_equal(no_parent.e.id, "E-QUANT-DST");
+    assert_int_equal(no_parent.e.kind, ERR_INPUT);
+    outcome no_name = run(&x, &WEIGHTS_ONLY, "", o);
+    assert_string_equal(no_name.e.id, "E-QUANT-DST");
+    drop(&no_name);
     drop(&same);
     drop(&exists_already);
     drop(&no_parent);
@@ -262,6 +266,49 @@ static void test_resume(void **state) {
     close_source(&x);
 }
 
+/* "X.partial" as the source of X: resuming would write into the source. */
+static void test_source_is_partial(void **state) {
+    (void)state;
+    source x = make_source();
+    open_source(&x, 1);
+    char *dst = in(&x, "out"), *partial = in(&x, "out.partial");
+    assert_int_equal(symlink(x.dir, partial), 0);
+    outcome got = run(&x, &WEIGHTS_ONLY, dst, (quantize_options){ .threads = 1, .resume = true });
+    assert_string_equal(got.e.id, "E-QUANT-DST");
+    drop(&got);
+    free(partial);
+    free(dst);
+    close_source(&x);
+}
+
+/* A shard of the unfinished folder that is gone, or has another length, is not quietly filled with zeros. */
+static void test_tampered_shard(void **state) {
+    (void)state;
+    source x = make_source();
+    open_source(&x, 1);
+    char *dst = in(&x, "out");
+    stopper s = { .after = 8 };
+    outcome got = run(&x, &WEIGHTS_ONLY, dst,
+                      (quantize_options){ .threads = 1, .on_progress = count_down, .ctx = &s, .cancel = &s.stop });
+    assert_string_equal(got.e.id, "E-QUANT-STOPPED");
+    char shard[300];
+    plan p;
+    err e = { 0 };
+    OK(plan_make(&p, &x.files, &x.config, &WEIGHTS_ONLY, 20000, &e));
+    snprintf(shard, sizeof shard, "%s/%s", got.partial, p.shards[0].file.p);
+    plan_free(&p);
+    assert_int_equal(truncate(shard, 100), 0);
+    for (int i = 0; i < 2; i++) {
+        outcome again = run(&x, &WEIGHTS_ONLY, dst, (quantize_options){ .threads = 1, .resume = true });
+        assert_string_equal(again.e.id, "E-QUANT-RESUME");
+        drop(&again);
+        unlink(shard);
+    }
+    drop(&got);
+    free(dst);
+    close_source(&x);
+}
+
 /* The tail of a journal that was cut or damaged is not trusted; what is whole still counts. */
 static void test_damaged_journal(void **state) {
     (void)state;
@@ -296,9 +343,15 @@ static void test_damaged_journal(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_nonfinite),    cmocka_unit_test(test_shape),
-                                        cmocka_unit_test(test_zero_tensor),  cmocka_unit_test(test_missing_amax),
-                                        cmocka_unit_test(test_destinations), cmocka_unit_test(test_no_room),
-                                        cmocka_unit_test(test_resume),       cmocka_unit_test(test_damaged_journal) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_nonfinite),
+                                        cmocka_unit_test(test_shape),
+                                        cmocka_unit_test(test_zero_tensor),
+                                        cmocka_unit_test(test_missing_amax),
+                                        cmocka_unit_test(test_destinations),
+                                        cmocka_unit_test(test_no_room),
+                                        cmocka_unit_test(test_resume),
+                                        cmocka_unit_test(test_damaged_journal),
+                                        cmocka_unit_test(test_source_is_partial),
+                                        cmocka_unit_test(test_tampered_shard) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
