@@ -42,9 +42,10 @@ typedef struct quantize_result {
 NODISCARD bool quantize_check_dst(const plan *p, const char *dst, bool resume, err *e);
 
 /* Create or reopen DST.partial and write this process's part of the shards, fsynced. *partial (malloc'ed) is the folder.
- * Errors: those of quantize_check_dst, E-QUANT-SHARDS (too many for the system), E-QUANT-AMAX (a quantizer without
- * a maximum: names it), E-QUANT-NONFINITE (tensor, row, column), E-QUANT-CHANGED (a source file changed meanwhile),
- * E-QUANT-RESUME (DST.partial belongs to another job or was tampered with), E-QUANT-BUSY, E-QUANT-READ, E-FILE-WRITE; ERR_INTERRUPTED E-QUANT-STOPPED. */
+ * Errors: those of quantize_check_dst, E-QUANT-SHARDS (too many for the system), E-QUANT-AMAX (a quantizer without a
+ * maximum: names it), E-QUANT-NONFINITE (tensor, row, column), E-QUANT-CHANGED (a source file changed meanwhile),
+ * E-QUANT-RESUME (DST.partial belongs to another job or was tampered with), E-QUANT-BUSY, E-QUANT-READ, E-FILE-WRITE;
+ * ERR_INTERRUPTED E-QUANT-STOPPED. */
 NODISCARD bool quantize_shards(quantize_result *out, char **partial, const plan *p, const char *dst,
                                const quantize_options *o, err *e);
 /* Rename DST.partial to DST after configs and sidecars were added; removes the journal and all other hidden files. */
