@@ -1,15 +1,35 @@
 /* Vocabulary and merges from JSON to tables. This is most of the load time of a 250,000-token file: no allocation for
- * single tokens, one hash for each key, and merges resolved with two look-ups because results mostly come in order. */
+ * single tokens, one hash for each key, and merges resolved with two look-ups because results mostly come in order. The
+ * tables are larger than the caches, so tokens and merges are taken a batch at a time: what one step of the batch will
+ * read is requested in the step before. */
 #include <stdlib.h>
 
 #include "base/log.h"
 #include "text/bpe.h"
 #include "text/unicode.h"
 
+enum { BATCH = 64 };
+
+/* One part of a merge: raw bytes, or the text itself when it is not in the alphabet. */
+typedef struct half {
+    str text;
+    size_t at, n; /* in builder.raw */
+    token_kind kind;
+    uint32_t hash;
+} half;
+
+typedef struct pending {
+    half left, right; /* side by side in builder.raw */
+    uint32_t rank, hash;
+    bpe_merge merge;
+} pending;
+
 typedef struct builder {
     bpe *m;
-    buf left, right, both; /* raw bytes of a merge's parts and of the whole */
-    int32_t guess;         /* likely result of the next merge */
+    pending batch[BATCH];
+    int n;
+    buf raw;       /* bytes of the batch */
+    int32_t guess; /* likely result of the next merge */
     err *e;
 } builder;
 
@@ -112,21 +132,50 @@ static bool allocate(bpe *m, size_t text, err *e) {
     return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for a vocabulary of %d tokens", m->count);
 }
 
-static bool add_token(bpe *m, str key, int32_t id, err *e) {
+typedef struct new_token {
+    str key, bytes;
+    token_kind kind;
+    uint32_t hash;
+    int32_t id;
+} new_token;
+
+/* Raw bytes behind those that are there, at most as many as the key has (measure counted them). */
+static new_token decode_token(bpe *m, const json_member *v) {
     uint8_t *to = m->bytes + m->n_bytes;
-    ptrdiff_t n = decode_alphabet(to, key);
-    const token_kind kind = n < 0 ? TOKEN_ODD : TOKEN_PLAIN;
-    if (n < 0) memcpy(to, key.p, (size_t)(n = (ptrdiff_t)key.n));
-    const uint32_t hash = bpe_hash(to, (size_t)n);
-    uint32_t slot;
-    if (m->token[id].kind != TOKEN_ABSENT) return bad(e, "E-TOK-VOCAB", "two tokens have one id", key);
-    if (find_hashed(m, (str){ (const char *)to, (size_t)n }, kind, hash, &slot) >= 0)
-        return bad(e, "E-TOK-VOCAB", "the vocabulary names a token twice", key);
-    if (slot == UINT32_MAX) return bad(e, "E-TOK-VOCAB", "the vocabulary is made to collide", key);
-    m->slot[slot] = bpe_tag(hash) | ((uint32_t)id + 1);
-    m->token[id] = (bpe_token){ (uint32_t)m->n_bytes, (uint32_t)n & 0x3FFFFFFF, kind };
+    new_token t = { .key = v->key, .kind = TOKEN_PLAIN, .id = (int32_t)v->value.u.i };
+    ptrdiff_t n = decode_alphabet(to, v->key);
+    if (n < 0) {
+        t.kind = TOKEN_ODD;
+        memcpy(to, v->key.p, (size_t)(n = (ptrdiff_t)v->key.n));
+    }
+    t.bytes = (str){ (const char *)to, (size_t)n };
+    t.hash = bpe_hash(to, (size_t)n);
     m->n_bytes += (size_t)n;
-    if (kind == TOKEN_PLAIN && m->token[id].length > m->longest) m->longest = m->token[id].length;
+    __builtin_prefetch(&m->slot[t.hash & m->slot_mask], 1);
+    return t;
+}
+
+static bool add_token(bpe *m, const new_token *t, err *e) {
+    bpe_token *to = &m->token[t->id];
+    uint32_t slot;
+    if (to->kind != TOKEN_ABSENT) return bad(e, "E-TOK-VOCAB", "two tokens have one id", t->key);
+    if (find_hashed(m, t->bytes, t->kind, t->hash, &slot) >= 0)
+        return bad(e, "E-TOK-VOCAB", "the vocabulary names a token twice", t->key);
+    if (slot == UINT32_MAX) return bad(e, "E-TOK-VOCAB", "the vocabulary is made to collide", t->key);
+    m->slot[slot] = bpe_tag(t->hash) | ((uint32_t)t->id + 1);
+    *to = (bpe_token){ (uint32_t)((const uint8_t *)t->bytes.p - m->bytes), (uint32_t)t->bytes.n & 0x3FFFFFFF, t->kind };
+    if (t->kind == TOKEN_PLAIN && to->length > m->longest) m->longest = to->length;
+    return true;
+}
+
+static bool add_tokens(bpe *m, const json *vocab, err *e) {
+    new_token batch[BATCH];
+    for (uint32_t i = 0; i < vocab->n; i += BATCH) {
+        const uint32_t n = vocab->n - i < BATCH ? vocab->n - i : BATCH;
+        for (uint32_t k = 0; k < n; k++) batch[k] = decode_token(m, &vocab->u.members[i + k]);
+        for (uint32_t k = 0; k < n; k++)
+            if (!add_token(m, &batch[k], e)) return false;
+    }
     return true;
 }
 
@@ -134,9 +183,7 @@ static bool build_vocab(bpe *m, const json *vocab, bool has_unknown, err *e) {
     size_t text;
     if (!json_is(vocab, JSON_OBJECT))
         return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.vocab is missing or no object");
-    if (!measure(m, vocab, &text, e) || !allocate(m, text, e)) return false;
-    for (uint32_t i = 0; i < vocab->n; i++)
-        if (!add_token(m, vocab->u.members[i].key, (int32_t)vocab->u.members[i].value.u.i, e)) return false;
+    if (!measure(m, vocab, &text, e) || !allocate(m, text, e) || !add_tokens(m, vocab, e)) return false;
     int missing = 0;
     for (int b = 0; b < 256; b++) {
         const char byte = (char)b;
@@ -155,47 +202,92 @@ static bool build_vocab(bpe *m, const json *vocab, bool has_unknown, err *e) {
 
 /* ---- merges ---- */
 
-/* One part of a merge into b: raw bytes, or the text itself when it is not in the alphabet. */
-static token_kind part_bytes(buf *b, str text) {
-    buf_clear(b);
-    if (bpe_from_alphabet(b, text)) return TOKEN_PLAIN;
-    buf_str(b, text);
-    return TOKEN_ODD;
+static half decode_half(builder *b, str text) {
+    half h = { .text = text, .at = b->raw.n, .kind = TOKEN_PLAIN };
+    if (!bpe_from_alphabet(&b->raw, text)) {
+        h.kind = TOKEN_ODD;
+        buf_str(&b->raw, text);
+    }
+    h.n = b->raw.n - h.at;
+    h.hash = bpe_hash((const uint8_t *)b->raw.p + h.at, h.n);
+    __builtin_prefetch(&b->m->slot[h.hash & b->m->slot_mask]);
+    return h;
+}
+
+/* Request the token that the first slot names. */
+static void expect_half(const bpe *m, const half *h) {
+    const uint32_t s = m->slot[h->hash & m->slot_mask];
+    if (s) __builtin_prefetch(&m->token[bpe_index(s)]);
+}
+
+static int32_t find_half(const builder *b, const half *h) {
+    uint32_t ignored;
+    return find_hashed(b->m, (str){ b->raw.p + h->at, h->n }, h->kind, h->hash, &ignored);
 }
 
 /* A pair that is there already takes the later rank, as in HF. */
-static bool put_merge(bpe *m, bpe_merge x) {
-    const uint32_t hash = bpe_pair_hash(x.left, x.right);
-    uint32_t i = hash & m->pair_mask;
+static bool put_merge(bpe *m, const pending *x) {
+    uint32_t i = x->hash & m->pair_mask;
     for (int k = 0; k < BPE_PROBES; k++, i = (i + 1) & m->pair_mask) {
         const uint32_t s = m->pair[i];
         bpe_merge *y = s ? &m->merge[bpe_index(s)] : &m->merge[m->merges++];
-        if (s && (y->left != x.left || y->right != x.right)) continue;
-        *y = x;
-        if (!s) m->pair[i] = bpe_tag(hash) | m->merges;
+        if (s && (y->left != x->merge.left || y->right != x->merge.right)) continue;
+        *y = x->merge;
+        if (!s) m->pair[i] = bpe_tag(x->hash) | m->merges;
         return true;
     }
     return false;
 }
 
-static bool add_merge(builder *b, str left, str right, uint32_t rank) {
-    bpe *m = b->m;
-    const token_kind kl = part_bytes(&b->left, left), kr = part_bytes(&b->right, right);
-    const token_kind kind = kl == TOKEN_PLAIN && kr == TOKEN_PLAIN ? TOKEN_PLAIN : TOKEN_ODD;
-    const int32_t l = bpe_find(m, buf_view(&b->left), kl), r = bpe_find(m, buf_view(&b->right), kr);
+/* Id of the token that a merge makes, or -1: the next one, if the file lists merges in the order of ids. */
+static int32_t find_result(const builder *b, const pending *x, token_kind kind) {
+    const bpe *m = b->m;
+    buf joined = { 0 };
+    str both = { b->raw.p + x->left.at, x->left.n + x->right.n };
+    if (x->left.kind != x->right.kind) { /* one in raw bytes, one in text: the token is known by its text */
+        buf_str(&joined, x->left.text);
+        buf_str(&joined, x->right.text);
+        both = buf_view(&joined);
+    }
+    const bool guessed = b->guess < m->n_ids && bpe_is(m, b->guess, both, kind);
+    const int32_t id = guessed ? b->guess : bpe_find(m, both, kind);
+    buf_free(&joined);
+    return id;
+}
+
+static bool resolve(builder *b, pending *x) {
+    const token_kind kind = x->left.kind == TOKEN_PLAIN && x->right.kind == TOKEN_PLAIN ? TOKEN_PLAIN : TOKEN_ODD;
+    const int32_t l = find_half(b, &x->left), r = find_half(b, &x->right);
     if (l < 0 || r < 0)
-        return bad(b->e, "E-TOK-MERGE", "a part of a merge is not in the vocabulary", l < 0 ? left : right);
-    buf_clear(&b->both);
-    buf_str(&b->both, kind == TOKEN_PLAIN ? buf_view(&b->left) : left);
-    buf_str(&b->both, kind == TOKEN_PLAIN ? buf_view(&b->right) : right);
-    const str both = buf_view(&b->both);
-    int32_t id = b->guess;
-    if (id >= m->n_ids || !bpe_is(m, id, both, kind)) id = bpe_find(m, both, kind);
-    if (id < 0) return bad(b->e, "E-TOK-MERGE", "the result of a merge is not in the vocabulary", both);
+        return bad(b->e, "E-TOK-MERGE", "a part of a merge is not in the vocabulary",
+                   l < 0 ? x->left.text : x->right.text);
+    const int32_t id = find_result(b, x, kind);
+    if (id < 0) return bad(b->e, "E-TOK-MERGE", "the result of a merge is not in the vocabulary", x->left.text);
     b->guess = id + 1;
-    if (kind == TOKEN_ODD) return true; /* no text leads to it */
-    return put_merge(m, (bpe_merge){ (uint32_t)l, (uint32_t)r, { rank, id } }) ||
-           bad(b->e, "E-TOK-MERGE", "the merges are made to collide", both);
+    x->merge = (bpe_merge){ (uint32_t)l, (uint32_t)r, { x->rank, kind == TOKEN_ODD ? -1 : id } };
+    x->hash = bpe_pair_hash((uint32_t)l, (uint32_t)r);
+    __builtin_prefetch(&b->m->pair[x->hash & b->m->pair_mask], 1);
+    return true;
+}
+
+/* Enter the batch. */
+static bool add_merges(builder *b) {
+    for (int i = 0; i < b->n; i++) {
+        expect_half(b->m, &b->batch[i].left);
+        expect_half(b->m, &b->batch[i].right);
+    }
+    for (int i = 0; i < b->n; i++)
+        if (!resolve(b, &b->batch[i])) return false;
+    for (int i = 0; i < b->n; i++) {
+        const pending *x = &b->batch[i];
+        if (x->merge.result.id < 0) continue; /* no text leads to it */
+        if (!put_merge(b->m, x)) return bad(b->e, "E-TOK-MERGE", "the merges are made to collide", x->left.text);
+        if (x->left.n == 1 && x->right.n == 1)
+            b->m->byte_pair[(uint8_t)b->raw.p[x->left.at] << 8 | (uint8_t)b->raw.p[x->right.at]] = x->merge.result;
+    }
+    b->n = 0;
+    buf_clear(&b->raw);
+    return true;
 }
 
 /* ["a", "b"] or "a b". */
@@ -211,42 +303,41 @@ static bool split_merge(const json *v, str *left, str *right) {
     return str_find(*right, STR(" ")) < 0;
 }
 
+static bool read_merges(builder *b, const json *list) {
+    uint32_t rank = 0;
+    for (uint32_t i = 0; i < list->n; i++) {
+        const json *v = &list->u.items[i];
+        str left, right;
+        if (v->type == JSON_STRING && str_starts(json_str(v), STR("#version"))) continue;
+        /* HF refuses a mixture of the two forms, too. */
+        if (v->type != list->u.items[0].type || !split_merge(v, &left, &right))
+            return fail(b->e, ERR_INPUT, "E-TOK-MERGE", "tokenizer.json: merge %u is not a pair of tokens", i);
+        pending *x = &b->batch[b->n++];
+        x->left = decode_half(b, left);
+        x->right = decode_half(b, right);
+        x->rank = rank++;
+        if (b->n == BATCH && !add_merges(b)) return false;
+    }
+    return add_merges(b);
+}
+
 static bool build_merges(bpe *m, const json *list, err *e) {
     if (!json_is(list, JSON_ARRAY))
         return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.merges is missing or no list");
     if (list->n > BPE_INDEX_MAX) return fail(e, ERR_INPUT, "E-TOK-MERGE", "tokenizer.json: too many merges");
     m->merge = malloc(((size_t)list->n + 1) * sizeof *m->merge);
     m->pair = new_table(list->n, &m->pair_mask);
-    if (!m->merge || !m->pair) return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for %u merges", list->n);
-    builder b = { .m = m, .e = e };
-    bool ok = true;
-    uint32_t rank = 0;
-    for (uint32_t i = 0; ok && i < list->n; i++) {
-        const json *v = &list->u.items[i];
-        str left = { 0 }, right = { 0 };
-        if (v->type == JSON_STRING && str_starts(json_str(v), STR("#version"))) continue;
-        if (v->type != list->u.items[0].type) ok = false; /* HF refuses a mixture, too */
-        if (ok && split_merge(v, &left, &right))
-            ok = add_merge(&b, left, right, rank++);
-        else
-            ok = fail(e, ERR_INPUT, "E-TOK-MERGE", "tokenizer.json: merge %u is not a pair of tokens", i);
-    }
-    buf_free(&b.left);
-    buf_free(&b.right);
-    buf_free(&b.both);
-    return ok;
-}
-
-static bool build_byte_pairs(bpe *m, err *e) {
     m->byte_pair = malloc(65536 * sizeof *m->byte_pair);
-    if (!m->byte_pair) return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for the merge table");
+    if (!m->merge || !m->pair || !m->byte_pair)
+        return fail(e, ERR_MACHINE, "E-TEXT-MEMORY", "no memory for %u merges", list->n);
     memset(m->byte_pair, 255, 65536 * sizeof *m->byte_pair);
-    for (uint32_t i = 0; i < m->merges; i++) {
-        const bpe_merge *x = &m->merge[i];
-        const bpe_token l = m->token[x->left], r = m->token[x->right];
-        if (l.length == 1 && r.length == 1) m->byte_pair[m->bytes[l.offset] << 8 | m->bytes[r.offset]] = x->result;
-    }
-    return true;
+    builder *b = xcalloc(1, sizeof *b);
+    b->m = m;
+    b->e = e;
+    const bool ok = read_merges(b, list);
+    buf_free(&b->raw);
+    free(b);
+    return ok;
 }
 
 /* ---- the model section ---- */
@@ -272,8 +363,7 @@ bool bpe_build(bpe *m, const json *model, err *e) {
         return fail(e, ERR_INPUT, "E-TOK-MODEL", "tokenizer.json: model.ignore_merges is neither true nor false");
     m->ignore_merges = json_is(ignore, JSON_TRUE);
     const bool unknown = !is_off(json_get(model, "unk_token")) || !is_off(json_get(model, "byte_fallback"));
-    if (build_vocab(m, json_get(model, "vocab"), unknown, e) && build_merges(m, json_get(model, "merges"), e) &&
-        build_byte_pairs(m, e))
+    if (build_vocab(m, json_get(model, "vocab"), unknown, e) && build_merges(m, json_get(model, "merges"), e))
         return true;
     bpe_free(m);
     return false;
