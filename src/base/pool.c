@@ -135,6 +135,7 @@ int pool_threads(const pool *p) { return p->threads; }
 static bool start_workers(pool *p, err *e) {
     sigset_t all, old;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS); /* a fault of the thread itself: blocked, it would end the process without a word */
     pthread_sigmask(SIG_SETMASK, &all, &old); /* signals belong to the threads that know what to do with them */
     int rc = 0;
     for (int i = 1; i < p->threads && rc == 0; i++) {

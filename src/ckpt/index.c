@@ -128,6 +128,35 @@ bool ckpt_entry_exists(const char *dir, const char *name) {
 
 static int name_order(const void *key, const void *item) { return strcmp(key, *(const char *const *)item); }
 
+/* "model-00003-of-00005.safetensors", "model.safetensors": names of weights, whatever is inside. */
+static bool is_shard_name(str name) { return str_is(name, CKPT_SINGLE) || str_find(name, STR("-of-")) >= 0; }
+
+/* Could a model of the family own this tensor? Maxima bear the names of modules, but end as quantizers. */
+static bool is_weight_name(str name) {
+    static const char *const starts[] = { "model.",  "language_model.", "mtp.",          "lm_head.",
+                                          "visual.", "layers.",         "embed_tokens.", "norm." };
+    if (str_find(name, STR("_quantizer")) >= 0) return false;
+    for (size_t i = 0; i < ARRAY_LEN(starts); i++)
+        if (str_starts(name, str_of(starts[i]))) return true;
+    return false;
+}
+
+/* A sound file of other things, such as saved maxima: none of the model's business. */
+static bool is_foreign(const char *dir, const char *name) {
+    st_file f;
+    err unsound = { 0 };
+    if (is_shard_name(str_of(name))) return false;
+    char *path = path_join(dir, name);
+    bool foreign = st_open(&f, path, &unsound);
+    if (foreign) {
+        for (int i = 0; foreign && i < f.count; i++) foreign = !is_weight_name(f.tensors[i].name);
+        st_close(&f);
+    }
+    if (foreign) log_say("N-CKPT-IGNORED", "%s: no part of the model: not read", path);
+    free(path);
+    return foreign;
+}
+
 char *ckpt_unlisted(const char *dir, const char *const *files, int count) {
     char *first = NULL;
     DIR *d = opendir(dir);
@@ -137,7 +166,8 @@ char *ckpt_unlisted(const char *dir, const char *const *files, int count) {
     for (struct dirent *entry; (entry = readdir(d));) {
         const char *name = entry->d_name;
         if (!plain_name(str_of(name)) || (first && strcmp(name, first) >= 0)) continue;
-        if (count && bsearch(name, files, (size_t)count, sizeof *files, name_order)) continue;
+        if (count && (bsearch(name, files, (size_t)count, sizeof *files, name_order) || is_foreign(dir, name)))
+            continue;
         free(first);
         first = xstrdup(name);
     }

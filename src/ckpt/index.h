@@ -29,7 +29,9 @@ void index_free(ckpt_index *x);
 
 /* Place of a tensor in the order of ckpt_at, or -1. */
 int ckpt_number(const ckpt *c, str name);
-/* First (in byte order) *.safetensors file of dir that is not in the sorted list; xmalloc'ed, or NULL. */
+/* First (in byte order) *.safetensors file of dir that is not in the sorted list and could be part of a model: by its name,
+ * by a tensor's name, or because it cannot be read; others are skipped (N-CKPT-IGNORED). count 0: the first of all.
+ * xmalloc'ed, or NULL. */
 char *ckpt_unlisted(const char *dir, const char *const *files, int count);
 /* Is there a directory entry, be it a symbolic link to nothing? */
 bool ckpt_entry_exists(const char *dir, const char *name);

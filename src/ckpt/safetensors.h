@@ -39,7 +39,7 @@ typedef struct st_file {
 
 /* Errors: E-FILE-*, E-ST-SHORT, E-ST-HEADER, E-ST-JSON (from E-JSON-*), E-ST-DTYPE, E-ST-SHAPE, E-ST-OFFSETS,
  * E-ST-OVERLAP, E-ST-GAP, E-ST-DUP, E-ST-TRAILING: each names the file and the tensor. A file that is
- * cut short after it was opened raises SIGBUS when the lost part is read: finish downloads first. */
+ * cut short after it was opened raises SIGBUS when the lost part is read (main says E-FILE-LOST and ends). */
 NODISCARD bool st_open(st_file *out, const char *path, err *e);
 /* The same over bytes that the caller keeps alive; `what` names them in messages. */
 NODISCARD bool st_open_bytes(st_file *out, const uint8_t *p, size_t n, const char *what, err *e);

@@ -32,6 +32,8 @@ NODISCARD bool cmd_model_dir(const char **out, const arg_strings *pos, int index
 
 /* 0 until the first SIGINT, then 1; installed by the first call. A second SIGINT ends the process (exit 130). */
 volatile const int *cmd_interrupt(void);
+/* The same for SIGTERM too, for commands of several steps: later calls do not take an interruption back. */
+volatile const int *cmd_interrupt_all(void);
 
 /* Sampling options shared by run and chat; negative or unset = as the checkpoint's generation_config.json says. */
 typedef struct cmd_sampling {

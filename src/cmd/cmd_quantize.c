@@ -37,7 +37,6 @@ static void show(progress *p, double done, double total, const char *unit) {
     const double eta = done > 0 ? t * (total - done) / done : 0;
     fprintf(stderr, "\r%s %3.0f %%  %.2f of %.2f %s  %.2f %s/s  %.0f s left \033[K", p->step, 100 * done / total, done,
             total, unit, t > 0 ? done / t : 0, unit, eta);
-    if (done >= total) fputs("\r\033[K", stderr);
 }
 
 static void on_bytes(void *ctx, uint64_t done, uint64_t total) {
@@ -49,8 +48,14 @@ static progress begin(const char *step) {
     return (progress){ .start = clock_seconds(), .tty = isatty(STDERR_FILENO), .step = step };
 }
 
+/* The bar must not stay in front of a message. */
+static void wipe(const progress *p) {
+    if (p->tty && !cmd_common()->quiet) fputs("\r\033[K", stderr);
+}
+
 static void end(const progress *p, const char *fmt, double x, double y) {
     if (cmd_common()->quiet) return;
+    wipe(p);
     fprintf(stderr, "%s: %.2f s, ", p->step, clock_seconds() - p->start);
     fprintf(stderr, fmt, x, y); /* fmt is one of ours */
     fputc('\n', stderr);
@@ -117,7 +122,9 @@ static char *bundled(const char *name, err *e) {
 }
 
 static bool load_data(calib_data *d, const options *o, const char *src, err *e) {
-    const calib_source s = { .model_dir = src, .samples = o->samples, .seq = o->seq, .seed = (uint64_t)o->seed };
+    const calib_source s = {
+        .model_dir = src, .samples = o->samples, .seq = o->seq, .seed = (uint64_t)o->seed, .cancel = cmd_interrupt_all()
+    };
     if (o->calib_ids) return calib_data_ids(d, o->calib_ids, o->samples, o->seq, e);
     const bool self = o->calib && strcmp(o->calib, "self") == 0;
     char *path =
@@ -150,13 +157,15 @@ static bool calibrate(amax_table *t, char *what, size_t n, const options *o, con
                                 .mtp_steps = head ? 2 : 0,
                                 .on_progress = on_layer,
                                 .ctx = &bar,
-                                .cancel = cmd_interrupt() };
+                                .cancel = cmd_interrupt_all() };
     const bool ok = calib_run(t, &report, src, &data, &opt, e);
     snprintf(what, n, "%s", data.what);
     if (ok) {
         end(&bar, "%.0f tokens, %.0f tokens/s", (double)data.tokens, (double)data.tokens / report.seconds);
         report_coverage(&report);
         calib_report_free(&report);
+    } else {
+        wipe(&bar);
     }
     calib_data_free(&data);
     return ok;
@@ -213,12 +222,23 @@ static bool finish(const options *o, plan *p, const quantize_result *r, const ch
     return ok;
 }
 
+/* Hours of calibration must not end at a file that cannot be written. */
+static bool check_save(const options *o, err *e) {
+    file_out probe = { 0 };
+    const bool ok = !o->save_amax || file_out_open(&probe, o->save_amax, e);
+    file_out_abort(&probe);
+    return ok;
+}
+
 static bool export_model(options *o, plan *p, const char *src, err *e) {
+    volatile const int *cancel = cmd_interrupt_all();
     char what[300], scales[40] = "";
     amax_table t = { 0 };
     quantize_result r = { 0 };
     char *partial = NULL;
-    if (!get_amax(&t, what, sizeof what, o, src, p, e)) return false;
+    if (!quantize_check_dst(p, o->out, o->resume, e) || !check_save(o, e) ||
+        !get_amax(&t, what, sizeof what, o, src, p, e))
+        return false;
     if (p->has_mtp && p->recipe.mtp == MTP_NVFP4) {
         static const char *const names[] = { "calibrated", "borrow", "generous" };
         snprintf(scales, sizeof scales, o->scales == MTP_GENEROUS ? "%s:%g" : "%s",
@@ -236,11 +256,13 @@ static bool export_model(options *o, plan *p, const char *src, err *e) {
                                   .ranks = 1,
                                   .on_progress = on_bytes,
                                   .ctx = &bar,
-                                  .cancel = cmd_interrupt() };
+                                  .cancel = cancel };
     bool ok = quantize_shards(&r, &partial, p, o->out, &qo, e);
     if (ok) {
         end(&bar, "%.2f GB read, %.2f GB written", (double)r.read_bytes / 1e9, (double)r.written_bytes / 1e9);
         ok = finish(o, p, &r, partial, &from, e);
+    } else {
+        wipe(&bar);
     }
     free(partial);
     quantize_result_free(&r);

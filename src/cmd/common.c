@@ -121,6 +121,17 @@ volatile const int *cmd_interrupt(void) {
     return &interrupted;
 }
 
+volatile const int *cmd_interrupt_all(void) {
+    static bool installed;
+    if (installed) return &interrupted; /* a signal between two steps must not be forgotten */
+    installed = true;
+    volatile const int *flag = cmd_interrupt();
+    struct sigaction sa = { .sa_handler = on_sigint };
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGTERM, &sa, NULL);
+    return flag;
+}
+
 /* ---- sampling ---- */
 
 void cmd_sampling_options(arg_opt *o, cmd_sampling *s) {

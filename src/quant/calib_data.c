@@ -201,7 +201,10 @@ bool calib_data_self(calib_data *out, const calib_source *s, const char *prompts
         *e = opened;
     ok = ok && session_open(&one, g, true, e);
     for (int i = 0; ok && i < prompts.n; i++) {
-        ok = continue_one(g, &one, &prompts.v[i], seq, s->seed, i, e);
+        if (s->cancel && *s->cancel)
+            ok = fail(e, ERR_INTERRUPTED, "E-CALIB-STOPPED", "calibration: stopped");
+        else
+            ok = continue_one(g, &one, &prompts.v[i], seq, s->seed, i, e);
         if (ok) calib_data_add(out, prompts.v[i].v, prompts.v[i].n);
     }
     if (ok)

@@ -9,6 +9,7 @@ typedef struct calib_source {
     int samples;           /* at most so many sequences; 0 = all */
     int seq;               /* tokens per sequence: longer ones are cut, a plain text is split; 0 = all (self: 512) */
     uint64_t seed;         /* of what the model writes (calib_data_self) */
+    volatile const int *cancel; /* stops calib_data_self: E-CALIB-STOPPED; may be NULL */
 } calib_source;
 
 /* A file of JSON lines ({"messages": [...], ...} rendered by the model's template, {"text": "..."}, or a JSON string), or any

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -282,8 +283,18 @@ static bool is_sidecar(const char *name) {
     return strcmp(name, "config.json") != 0 && strcmp(name, "hf_quant_config.json") != 0;
 }
 
+enum { SIDECAR_MAX = 256 << 20 };
+
+/* What is not worth failing for at the end of the work: FIFOs, links to nothing, archives left in the folder. */
+static bool is_copyable(const char *path) {
+    struct stat s;
+    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode)) return false;
+    if (stat(path, &s) == 0 && S_ISREG(s.st_mode) && s.st_size <= SIDECAR_MAX) return true;
+    log_say("W-QUANT-SIDECAR", "%s: not copied (no regular file, or over %d MB)", path, SIDECAR_MAX >> 20);
+    return false;
+}
+
 static bool sidecars(const char *dir, const char *src, err *e) {
-    enum { MAX = 256 << 20 };
     DIR *d = opendir(src);
     if (!d) return fail(e, ERR_INPUT, "E-FILE-OPEN", "%s: %s", src, strerror(errno));
     bool ok = true, card = false, licence = false;
@@ -291,7 +302,8 @@ static bool sidecars(const char *dir, const char *src, err *e) {
         if (!is_sidecar(f->d_name)) continue;
         char *path = path_join(src, f->d_name);
         buf content = { 0 };
-        if (!file_is_dir(path)) ok = file_read(&content, path, MAX, e) && put(dir, f->d_name, buf_view(&content), e);
+        if (is_copyable(path))
+            ok = file_read(&content, path, SIDECAR_MAX, e) && put(dir, f->d_name, buf_view(&content), e);
         card |= strcasecmp(f->d_name, "README.md") == 0;
         licence |= strncasecmp(f->d_name, "LICEN", 5) == 0;
         buf_free(&content);

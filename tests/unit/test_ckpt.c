@@ -284,6 +284,24 @@ static void test_extra_shard(void **state) {
     refuse("E-CKPT-SHARD-EXTRA", A " stands beside model.safetensors");
 }
 
+/* What is beside a model without being a part of it: skipped and said. */
+static void test_foreign_file(void **state) {
+    (void)state;
+    put_model();
+    put_shard("amax.safetensors", "model.layers.0.q_proj.input_quantizer mtp.fc.weight_quantizer");
+    put_shard("logits.safetensors", "0.logits");
+    accept_path(dir, 3);
+    put_shard("head.safetensors", "mtp.fc.weight"); /* a forgotten draft head is not */
+    refuse("E-CKPT-SHARD-EXTRA", "head.safetensors");
+    drop("head.safetensors");
+    drop(INDEX);
+    drop(A);
+    drop(B);
+    refuse("E-CKPT-DIR", "holds no model"); /* maxima alone are no model */
+    put_shard("model.safetensors", "p q r");
+    accept_path(dir, 3);
+}
+
 static void test_bad_index(void **state) {
     (void)state;
     put_model();
@@ -557,10 +575,11 @@ static void test_full_size(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         CASE(test_full_size), /* first: the peak of memory is that of the whole process */
-        CASE(test_shards),           CASE(test_single),         CASE(test_tiny),          CASE(test_configs_only),
-        CASE(test_directory),        CASE(test_configs),        CASE(test_missing_shard), CASE(test_extra_shard),
-        CASE(test_bad_index),        CASE(test_missing_tensor), CASE(test_extra_tensor),  CASE(test_swapped),
-        CASE(test_duplicate_tensor), CASE(test_broken_shard),   CASE(test_total_size),    CASE(test_hf_cache),
+        CASE(test_shards),       CASE(test_single),           CASE(test_tiny),           CASE(test_configs_only),
+        CASE(test_directory),    CASE(test_configs),          CASE(test_missing_shard),  CASE(test_extra_shard),
+        CASE(test_foreign_file), CASE(test_bad_index),        CASE(test_missing_tensor), CASE(test_extra_tensor),
+        CASE(test_swapped),      CASE(test_duplicate_tensor), CASE(test_broken_shard),   CASE(test_total_size),
+        CASE(test_hf_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
