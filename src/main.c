@@ -1,11 +1,9 @@
 /* main.c - finds the command, prints its failure, sets the exit code. */
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/args.h"
+#include "base/bus.h"
 #include "cmd/cmd.h"
 
 static const struct command {
@@ -52,32 +50,9 @@ static int dispatch(int argc, char **argv, err *e) {
     return usage_error(argv[1], e);
 }
 
-/* Weights are read through mappings: a file cut short meanwhile, or a disk that fails, arrives as a signal, often in
- * several threads at once. Only what a signal handler may call; the line is made beforehand. */
-static char lost_line[200];
-
-static void on_bus_error(int sig) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    (void)sig;
-    if (atomic_flag_test_and_set(&said))
-        for (;;) pause(); /* the first one ends the process */
-    (void)!write(STDERR_FILENO, lost_line, strlen(lost_line));
-    _exit(4);
-}
-
-static void watch_mappings(void) {
-    struct sigaction sa = { .sa_handler = on_bus_error };
-    snprintf(lost_line, sizeof lost_line,
-             "nibble: %s: a mapped model file became shorter or cannot be read any more (do not "
-             "write to a model in use; check the disk)\n",
-             "E-FILE-LOST");
-    sigemptyset(&sa.sa_mask);
-    sigaction(SIGBUS, &sa, NULL);
-}
-
 int main(int argc, char **argv) {
     err e = { 0 };
-    watch_mappings();
+    bus_catch();
     const int code = dispatch(argc, argv, &e);
     /* A result that did not reach its file or pipe is not a result. */
     if (fflush(stdout) != 0)

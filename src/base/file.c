@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/bus.h"
+
 /* A path the user can correct, or the machine's trouble? */
 static err_kind kind_of(int error) {
     switch (error) {
@@ -74,6 +76,7 @@ bool mapping_open(mapping *out, const char *path, err *e) {
         }
         out->data = p;
         out->size = (size_t)st.st_size;
+        bus_watch(p, out->size, path);
     }
     close(fd);
     return true;
@@ -84,7 +87,10 @@ void mapping_close(mapping *m) {
         const uint8_t *mapped;
         void *p; /* munmap takes no const */
     } region = { m->data };
-    if (m->data) munmap(region.p, m->size);
+    if (m->data) {
+        bus_forget(m->data);
+        munmap(region.p, m->size);
+    }
     *m = (mapping){ 0 };
 }
 
