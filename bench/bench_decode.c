@@ -1,6 +1,6 @@
 /* bench_decode - single-sequence decoding of a BF16 model beside the memory it has to read.
  *
- * In each run: a streaming read of the bytes one token needs (the same mapped weights, the same number of threads, other
+ * In each run: a streaming read (read_bw.h) of the bytes one token needs (the same mapped weights, the same number of threads, other
  * experts each time, as decoding does), then N greedy tokens without drafts, then with drafts when there is a head. The
  * share is decode's bytes per second over the read's, run by run; medians and spread are printed. */
 #include <stdio.h>
@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/pool.h"
 #include "engine/engine.h"
+#include "read_bw.h"
 
 typedef struct piece {
     const uint8_t *p;
@@ -22,7 +23,7 @@ typedef struct reader {
     piece *v;
     int n;
     size_t total;
-    uint64_t sums[256][8];
+    read_vec sums[256];
 } reader;
 
 static void add(reader *r, const void *p, size_t bytes) {
@@ -72,33 +73,15 @@ static void collect(reader *r, const engine *g, int salt) {
     add_mat(r, &head);
 }
 
-typedef uint64_t vec __attribute__((vector_size(16), aligned(1), may_alias));
-
-/* Sixteen bytes at a time into four sums: the loads are what counts, and they must not wait for anything else. */
 static void read_share(void *ctx, int thread, int threads) {
     reader *r = ctx;
-    vec a = { 0 }, b = { 0 }, c = { 0 }, d = { 0 };
+    read_vec sum = { 0 };
     for (int i = 0; i < r->n; i++) {
         int64_t at, end;
-        pool_share((int64_t)r->v[i].bytes, 4096, thread, threads, &at, &end);
-        const uint8_t *p = r->v[i].p;
-        for (; at + 128 <= end; at += 128) {
-            /* Hardware prefetchers stop at page borders. */
-            __builtin_prefetch(p + at + 2048, 0, 3);
-            __builtin_prefetch(p + at + 2048 + 64, 0, 3);
-            const vec *q = (const vec *)(p + at);
-            a += q[0];
-            b += q[1];
-            c += q[2];
-            d += q[3];
-            a += q[4];
-            b += q[5];
-            c += q[6];
-            d += q[7];
-        }
+        pool_share((int64_t)r->v[i].bytes, 4 * 4096, thread, threads, &at, &end);
+        sum += read_bw(r->v[i].p + at, end - at);
     }
-    a += b + c + d;
-    memcpy(r->sums[thread], &a, sizeof a);
+    r->sums[thread] = sum;
 }
 
 static bool on_token(void *ctx, int32_t id, double logprob, const int32_t *top, const double *values) {
