@@ -273,7 +273,6 @@ static bool export_model(options *o, plan *p, const char *src, err *e) {
 static bool run(options *o, const char *src, err *e) {
     ckpt files;
     model_config config;
-    weights w = { 0 };
     plan p = { 0 };
     if (!ckpt_open(&files, src, e)) return false;
     const bool no_kv = o->no_calib && o->kv == KV_FP8;
@@ -286,7 +285,7 @@ static bool run(options *o, const char *src, err *e) {
                        .n_include = o->include.n,
                        .exclude = o->exclude.v,
                        .n_exclude = o->exclude.n };
-    bool ok = config_read(&config, files.config, files.generation, src, e) && weights_bind(&w, &files, &config, e) &&
+    bool ok = config_read(&config, files.config, files.generation, src, e) && weights_check(&files, &config, e) &&
               plan_make(&p, &files, &config, &r, (uint64_t)o->shard_bytes, e);
     if (ok && o->dry_run) {
         buf text = { 0 };
@@ -297,7 +296,6 @@ static bool run(options *o, const char *src, err *e) {
         ok = export_model(o, &p, src, e);
     }
     if (p.n_modules) plan_free(&p);
-    weights_free(&w);
     ckpt_close(&files);
     return ok;
 }

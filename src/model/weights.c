@@ -20,7 +20,8 @@ typedef struct binder {
     char name[NAME_MAX_BYTES]; /* name[0..base) is the module, behind it goes the parameter */
     size_t base;
     int mtp_tensors;
-    int copied; /* unaligned matrices */
+    bool check_only; /* nobody will read the matrices */
+    int copied;      /* unaligned matrices */
     uint64_t copied_bytes;
     const char *copied_first;
 } binder;
@@ -105,6 +106,7 @@ static bool check_type(binder *b, const st_tensor *t) {
 /* The tensor's bytes, copied when they are not aligned to their element. */
 static bool aligned_data(binder *b, const st_tensor *t, const void **out) {
     *out = t->data;
+    if (b->check_only) return true;
     if ((uintptr_t)t->data % (uintptr_t)dtype_bytes(t->type) == 0) return true;
     void *copy = arena_take(&b->w->mem, t->bytes, 1);
     if (!copy) return no_memory(b, t->bytes);
@@ -474,12 +476,24 @@ static void say_notices(const binder *b) {
                 dtype_name(b->cfg->type), dtype_name(b->w->embed.type));
 }
 
+static bool bind_all(binder *b) {
+    if (survey(b) && bind_trunk(b) && bind_mtp(b) && check_unused(b) && check_kv(b)) return say_notices(b), true;
+    weights_free(b->w);
+    return false;
+}
+
 bool weights_bind(weights *out, ckpt *c, const model_config *config, err *e) {
     *out = (weights){ 0 };
     binder b = { .w = out, .c = c, .cfg = config, .e = e };
-    if (survey(&b) && bind_trunk(&b) && bind_mtp(&b) && check_unused(&b) && check_kv(&b)) return say_notices(&b), true;
-    weights_free(out);
-    return false;
+    return bind_all(&b);
+}
+
+bool weights_check(ckpt *c, const model_config *config, err *e) {
+    weights w = { 0 };
+    binder b = { .w = &w, .c = c, .cfg = config, .e = e, .check_only = true };
+    const bool ok = bind_all(&b);
+    weights_free(&w);
+    return ok;
 }
 
 void weights_free(weights *w) {

@@ -95,6 +95,8 @@ typedef struct weights {
  * E-MACHINE-MEMORY. Says N-LOAD-NO-MTP, N-LOAD-MTP, W-LOAD-UNALIGNED, W-LOAD-DTYPE. One loading
  * thread per ckpt: the `uses` counters of its tensors are this function's. */
 NODISCARD bool weights_bind(weights *out, ckpt *c, const model_config *config, err *e);
+/* The same errors and notices without keeping anything, in little memory: unaligned matrices are not copied. */
+NODISCARD bool weights_check(ckpt *c, const model_config *config, err *e);
 void weights_free(weights *w);
 
 /* Bytes and parameter counts by class, for `inspect` and memory plans. */

@@ -413,7 +413,6 @@ static bool open_output(job *j, int i, const char *path, err *e) {
 }
 
 static bool open_outputs(job *j, const char *partial, err *e) {
-    if (!allow_files(j->p, e)) return false;
     for (int i = 0; i < j->p->n_shards; i++) {
         char *path = path_join(partial, j->p->shards[i].file.p);
         const bool ok = open_output(j, i, path, e);
@@ -484,7 +483,8 @@ bool quantize_shards(quantize_result *out, char **partial, const plan *p, const 
     for (int i = 0; i < p->n_shards; i++) j.dst_fd[i] = -1;
     quant_kern_init(&j.k, o->isa);
     j.tasks = tasks_make(p);
-    const bool ok = check_scales(&j, e) && dest_make(partial, p, dst, o, e) && run_tasks(&j, *partial, e);
+    const bool ok =
+        check_scales(&j, e) && allow_files(p, e) && dest_make(partial, p, dst, o, e) && run_tasks(&j, *partial, e);
     if (ok) count_zeros(&j);
     out->tasks = j.tasks.n;
     out->read_bytes = atomic_load(&j.done_bytes);
