@@ -1,0 +1,46 @@
+"""The man page and `--help` name the same options, command by command."""
+import re
+
+import pytest
+
+COMMANDS = ("run", "chat", "logits", "inspect", "quantize", "tokenize", "detokenize", "render")
+
+
+def man_sections(root):
+    """Options (long names) by heading of docs/nibble.1; `, -name` behind a flag counts as one."""
+    out, name = {}, None
+    for line in (root / "docs/nibble.1").read_text().splitlines():
+        if line.startswith((".Ss ", ".Sh ")):
+            name = line[4:]
+            out[name] = (set(), [])
+        elif name:
+            out[name][1].append(line)
+            if line.startswith(".It Fl "):
+                out[name][0].update("-" + f for f in re.findall(r"(?:Fl|,) (-[a-z][a-z-]*)", line))
+    return out
+
+
+def help_options(nibble, command):
+    text = nibble(command, "--help").decode().split("\nExamples\n")[0]
+    return set(re.findall(r"^(?:  -\w, |      )(--[a-z][a-z-]*)", text, re.M))
+
+
+def test_every_command_is_there(nibble, root):
+    listed = re.findall(r"^  (\w+) ", nibble("--help").decode().split("\nexamples:")[0], re.M)
+    assert sorted(listed) == sorted(COMMANDS)
+    page = (root / "docs/nibble.1").read_text()
+    assert [c for c in COMMANDS if f"\n.Cm {c}\n" not in page] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options(nibble, root, command):
+    sections = man_sections(root)
+    mine = next(k for k in sections if command in k.split(", "))
+    ours = help_options(nibble, command)
+    assert len(ours) > 6, "no options found in the help: has its form changed?"
+    named = sections[mine][0] | sections["Common"][0]
+    if "apply." in sections[mine][1]:
+        named |= sections["Generation"][0]
+    assert sorted(ours - named) == [], "options that the man page lacks"
+    if len(mine.split(", ")) == 1:
+        assert sorted(named - ours) == [], "options that the command does not have"
