@@ -607,7 +607,7 @@ static void bench_member(const member *m) {
 
 int main(int argc, char **argv) {
     const char *env = getenv("SEED");
-    uint64_t seed = env ? strtoull(env, NULL, 0) : (uint64_t)(clock_seconds() * 1e6);
+    uint64_t seed = env ? strtoull(env, NULL, 0) : 20261202;
     const char *only = NULL;
     bool bench = false, fault = false, freeze = false, all = false;
     int rounds = 2;

@@ -1,6 +1,5 @@
 /* quantcheck - every member of quant.h at every level this CPU has, against the reference, byte for byte.
  * usage: [SEED=N] quantcheck [--full]      --full: every float32 through the conversions (a minute or two) */
-#include "base/clock.h"
 #include "base/rng.h"
 #include "kern/quant.h"
 #include "num/bf16.h"
@@ -491,7 +490,7 @@ static void table(void **state) {
 
 int main(int argc, char **argv) {
     const char *given = getenv("SEED");
-    seed = given ? strtoull(given, NULL, 0) : (uint64_t)(clock_seconds() * 1e6);
+    seed = given ? strtoull(given, NULL, 0) : 20261202;
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--full") == 0) full = true;
     quant_init_ref(&ref);
