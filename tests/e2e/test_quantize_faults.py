@@ -172,6 +172,17 @@ def test_fault_at_every_call(nibble, small, whole, shim, tmp_path, fault):
         assert len(failed) > 0.9 * n
 
 
+def test_failed_flush_forgets_what_was_written(nibble, small, whole, shim, tmp_path):
+    """The kernel reports lost pages once: a later flush succeeds without them, so nothing may count as done."""
+    job = Job(nibble, small, tmp_path / "o", SMALL, shim)
+    assert "flushed" in one_line(job.run("-t", 1, calls="fsync", mode=errno.EIO, n=2), (4,))
+    assert (job.partial / ".journal.0").stat().st_size == 0
+    for f in job.partial.glob("*.safetensors"):  # the lost pages read as zeros
+        raw = f.read_bytes()
+        f.write_bytes(raw[:len(raw) // 2] + bytes(len(raw) - len(raw) // 2))
+    resume_equals(job, whole)
+
+
 def test_read_error(nibble, small, whole, shim, tmp_path):
     job = Job(nibble, small, tmp_path / "o", SMALL, shim)
     for i in range(1, 100, 9):
@@ -227,6 +238,23 @@ def test_resume_of_another_job(nibble, small, whole, shim, tmp_path, other):
     assert "E-QUANT-RESUME" in one_line(Job(nibble, small, tmp_path / "o", other).run("--resume"), (3,))
     assert content(job.partial) == left  # and nothing was touched
     resume_equals(job, whole)
+
+
+def test_calibrated_run(nibble, small, shim, tmp_path):
+    """Killed at 25 places while it writes; the resumed run calibrates again, and other data make another job."""
+    for name, k in (("ids", 7), ("other", 11)):
+        (tmp_path / name).write_text(json.dumps([[1 + (k * i * j) % 400 for i in range(50)] for j in range(1, 7)]))
+    options = ["--shard-size", "150000", "--calib-ids", tmp_path / "ids"]
+    want = undisturbed(nibble, small, options, tmp_path / "whole")
+    n = count_calls(Job(nibble, small, tmp_path / "n", options, shim), tmp_path, CALLS)
+    for i in range(8, n, n // 25):
+        job = Job(nibble, small, tmp_path / "o", options, shim)
+        assert job.run("-t", 1, calls=CALLS, mode="kill", n=i).returncode == -signal.SIGKILL
+        if i % 2:
+            other = Job(nibble, small, tmp_path / "o", ["--shard-size", "150000", "--calib-ids", tmp_path / "other"])
+            assert "E-QUANT-RESUME" in one_line(other.run("--resume"), (3,))
+        resume_equals(job, want, "-t", 1 + i % 3)
+        job.wipe()
 
 
 def test_resume_of_another_source(nibble, small, shim, tmp_path):
@@ -311,6 +339,28 @@ def test_signal_stops_cleanly(nibble, mid, tmp_path, sig):
             stopped += 1
         job.wipe()
     assert stopped
+
+
+def catches(pid, sig):
+    """Has the process a handler for it?"""
+    line = next(s for s in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines() if s.startswith("SigCgt"))
+    return int(line.split()[1], 16) >> (sig - 1) & 1
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_calibrating(nibble, mid, tmp_path, sig):
+    (tmp_path / "ids.json").write_text(json.dumps([[1 + (i * j) % 8000 for i in range(500)] for j in range(1, 40)]))
+    argv = [nibble.path, "quantize", mid, "-o", tmp_path / "o", "--calib-ids", tmp_path / "ids.json", "-q", "-t", "1"]
+    p = subprocess.Popen(list(map(str, argv)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    t = time.time()
+    while not catches(p.pid, sig) and time.time() - t < 20:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    p.send_signal(sig)
+    t = time.time()
+    out, err = p.communicate(timeout=30)
+    assert p.returncode == 130 and out == b"" and b"nibble: E-CALIB-STOPPED: " in err and time.time() - t < 10
+    assert not list(tmp_path.glob("o*"))
 
 
 def on_terminal(argv, timeout=60):
@@ -414,6 +464,18 @@ def test_max_ram_spills(nibble, small, tmp_path):
         assert (b"N-CALIB-SPILLED" in p.stderr) == (name == "tight")
         out[name] = content(tmp_path / name)
     assert out["free"] == out["tight"]
+
+
+def test_max_ram_bounds_memory(nibble, mid, tmp_path):
+    """With --max-ram the weights of a layer leave memory after it: the peak stays below the model."""
+    (tmp_path / "ids.json").write_text(json.dumps([[1 + (i * j) % 8000 for i in range(60)] for j in range(1, 5)]))
+    size = sum(p.stat().st_size for p in mid.glob("*.safetensors"))
+    peak = {}
+    for name, more in (("free", []), ("tight", ["--max-ram", "100000"])):
+        peak[name] = peak_bytes([nibble.path, "quantize", mid, "-o", tmp_path / name, "--calib-ids", tmp_path / "ids.json", "-t", 1, *more])
+    print(f"model {size / 1e6:.0f} MB, peak {peak['free'] / 1e6:.0f} MB, with --max-ram {peak['tight'] / 1e6:.0f} MB")
+    assert content(tmp_path / "free") == content(tmp_path / "tight")
+    assert peak["tight"] < 0.85 * peak["free"]
 
 
 # ---- a disk that is really full

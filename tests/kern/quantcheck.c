@@ -406,10 +406,12 @@ static void every_bf16(void **state) {
             ref.fp8_weight(a, h, 65536, s2);
             k->fp8_weight(b, h, 65536, s2);
             assert_memory_equal(a, b, 65536);
-            ref.encode_bf16(ca, a, blocks, 65536 * 16, s2, ARITH_CPU);
-            k->encode_bf16(cb, sb, blocks, 65536 * 16, s2, ARITH_CPU);
-            assert_memory_equal(a, sb, 65536);
-            assert_memory_equal(ca, cb, sizeof ca);
+            for (quant_arith arith = ARITH_CUDA; arith <= ARITH_CPU; arith++) {
+                ref.encode_bf16(ca, a, blocks, 65536 * 16, s2, arith);
+                k->encode_bf16(cb, sb, blocks, 65536 * 16, s2, arith);
+                assert_memory_equal(a, sb, 65536);
+                assert_memory_equal(ca, cb, sizeof ca);
+            }
         }
     }
 }
