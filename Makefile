@@ -15,7 +15,7 @@ COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 CC    := $(if $(filter default,$(origin CC)),gcc,$(CC))
 AR    := $(if $(filter default,$(origin AR)),ar,$(AR))
 comma := ,
-tag   := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(FUZZER),-fuzzer)
+tag   := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(FUZZER),-fuzzer)$(if $(filter 0,$(MPI)),-nompi)
 B     ?= build/$(tag)
 
 ifneq ($(ARCH),$(HOST))
@@ -38,6 +38,16 @@ override CFLAGS   += -std=c11 -ffp-contract=off -fno-strict-aliasing -pthread $(
 override LDFLAGS  += $(SANFLAGS)
 LDLIBS   := $(shell $(PKG_CONFIG) --libs $(PKGS)) -lm -pthread
 EDIT     := $(shell $(PKG_CONFIG) --libs libedit 2>/dev/null)
+# Open MPI, for `mpirun nibble quantize`: used when it is found, MPI=0 leaves it out. Not in sanitizer builds (its own leaks
+# would be reported) nor in cross builds. Linked only into what needs it.
+ifeq ($(if $(filter 0,$(MPI)),no)$(SAN)$(FUZZER)$(filter-out $(HOST),$(ARCH)),)
+  MPI_CPPFLAGS := $(shell pkg-config --cflags ompi-c 2>/dev/null || mpicc --showme:compile 2>/dev/null)
+  MPI_LIBS     := $(shell pkg-config --libs ompi-c 2>/dev/null || mpicc --showme:link 2>/dev/null)
+endif
+ifneq ($(MPI_LIBS),)
+  override CPPFLAGS += -DNIBBLE_MPI $(patsubst -I%,-isystem%,$(filter -I%,$(MPI_CPPFLAGS)))
+  LDLIBS += -Wl,--push-state,--as-needed $(filter-out -pthread,$(MPI_LIBS)) -Wl,--pop-state
+endif
 VFLAGS   := -DNIBBLE_VERSION='"$(VERSION)"' -DNIBBLE_COMMIT='"$(COMMIT)"' -DNIBBLE_PREFIX='"$(PREFIX)"'
 
 # One C file, one ISA: flags by suffix, nothing else in the tree gets any.
@@ -68,7 +78,7 @@ CLI     := $(if $(wildcard tests/cli/*.cases),tests/cli/run_cli.py)
 all: $(BIN) ## build the program (default)
 
 # A stable name for the last plain build of this machine.
-ifeq ($(ARCH)$(SAN)$(FUZZER),$(HOST))
+ifeq ($(ARCH)$(SAN)$(FUZZER)$(filter 0,$(MPI)),$(HOST))
 all: build/nibble
 build/nibble: $(BIN) FORCE
 	@ln -sfn $(tag)/nibble $@
@@ -174,7 +184,7 @@ compile_commands.json: ## the compiler call of every source file, for editors
 	    '$(subst ",\\\",$(subst ','\'',$(CC) $(CPPFLAGS) $(VFLAGS) -Itests $(CFLAGS)))'" $$isa -c $$f"; sep=','; done; echo; echo ']'; } > $@
 
 help: ## this list
-	@echo 'make [TARGET] [CC=gcc|clang] [SAN=address,undefined|thread] [WERROR=1] [ARCH=aarch64] [V=1]'
+	@echo 'make [TARGET] [CC=gcc|clang] [SAN=address,undefined|thread] [WERROR=1] [ARCH=aarch64] [MPI=0] [V=1]'
 	@grep -hE '^[a-z_.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
 -include $(OBJ:.o=.d) $(B)/src/main.d $(TESTLIB:.o=.d) $(TESTS:=.d) $(FUZZ:=.d) $(BENCHES:=.d) $(B)/tests/fuzz/replay_main.d

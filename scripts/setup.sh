@@ -20,7 +20,7 @@ say() { echo "setup: $*" >&2; }
 
 # docs/DEPENDENCIES.md gives the reason of each.
 want="gcc libc6-dev make pkg-config git libyajl-dev libpcre2-dev libutf8proc-dev libedit-dev"
-[ -n "$minimal" ] || want+=" libcmocka-dev clang libclang-rt-14-dev clang-format clang-tidy cppcheck mandoc util-linux python3 python3-venv"
+[ -n "$minimal" ] || want+=" libopenmpi-dev openmpi-bin libcmocka-dev clang libclang-rt-14-dev clang-format clang-tidy cppcheck mandoc util-linux python3 python3-venv"
 [ "$(uname -m)" = x86_64 ] || cross=''
 if [ -n "$cross" ]; then
   want+=" gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"

@@ -5,6 +5,7 @@
 #include "base/args.h"
 #include "base/bus.h"
 #include "cmd/cmd.h"
+#include "quant/dist.h"
 
 static const struct command {
     const char *name, *about;
@@ -42,7 +43,8 @@ static int dispatch(int argc, char **argv, err *e) {
         help(stderr);
         return 2;
     }
-    if (strcmp(argv[1], "--version") == 0) return printf("nibble %s (%s)\n", NIBBLE_VERSION, NIBBLE_COMMIT), 0;
+    if (strcmp(argv[1], "--version") == 0)
+        return printf("nibble %s (%s), %s\n", NIBBLE_VERSION, NIBBLE_COMMIT, dist_build()), 0;
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0)
         return help(stdout), 0;
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)

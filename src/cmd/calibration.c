@@ -11,24 +11,32 @@
 #include "cmd/cmd.h"
 #include "quant/calib_data.h"
 
-/* ---- progress: a bar on a terminal, one line per step otherwise ---- */
+/* ---- progress ---- */
 
+static const double LINE_SECONDS = 10;
+
+/* A launcher of several processes passes lines on, it is no terminal: without any, hours would be silent. */
 static void show(progress *p, double done, double total, const char *unit) {
-    const double now = clock_seconds(), t = now - p->start;
-    if (!p->tty || cmd_common()->quiet || (now - p->last < 0.2 && done < total)) return;
+    const double now = clock_seconds(), t = now - p->start, pause = p->tty ? 0.2 : LINE_SECONDS;
+    const bool lines = p->d && p->d->on && !p->tty;
+    if (!(p->tty || lines) || cmd_common()->quiet || (p->d && p->d->rank > 0)) return;
+    if (now - p->last < pause && (lines || done < total)) return;
     p->last = now;
     const double eta = done > 0 ? t * (total - done) / done : 0;
-    fprintf(stderr, "\r%s %3.0f %%  %.2f of %.2f %s  %.2f %s/s  %.0f s left \033[K", p->step, 100 * done / total, done,
-            total, unit, t > 0 ? done / t : 0, unit, eta);
+    fprintf(stderr, "%s%s %3.0f %%  %.2f of %.2f %s  %.2f %s/s  %.0f s left%s", lines ? "" : "\r", p->step,
+            100 * done / total, done, total, unit, t > 0 ? done / t : 0, unit, eta, lines ? "\n" : " \033[K");
 }
 
 void progress_bytes(void *ctx, uint64_t done, uint64_t total) {
-    show(ctx, (double)done / 1e9, (double)total / 1e9, "GB");
+    progress *p = ctx;
+    show(p, (double)(p->d ? dist_progress(p->d, done) : done) / 1e9, (double)total / 1e9, "GB");
 }
 void progress_layers(void *ctx, int done, int total) { show(ctx, done, total, "layers"); }
 
 progress progress_begin(const char *step) {
-    return (progress){ .start = clock_seconds(), .tty = isatty(STDERR_FILENO), .step = step };
+    const double now = clock_seconds();
+    const bool tty = isatty(STDERR_FILENO);
+    return (progress){ .start = now, .last = tty ? 0 : now, .tty = tty, .step = step };
 }
 
 void progress_wipe(const progress *p) {
@@ -36,7 +44,7 @@ void progress_wipe(const progress *p) {
 }
 
 void progress_end(const progress *p, const char *fmt, double x, double y) {
-    if (cmd_common()->quiet) return;
+    if (cmd_common()->quiet || (p->d && p->d->rank > 0)) return;
     progress_wipe(p);
     fprintf(stderr, "%s: %.2f s, ", p->step, clock_seconds() - p->start);
     fprintf(stderr, fmt, x, y); /* fmt is one of ours */
@@ -195,13 +203,30 @@ static void report_coverage(const calib_report *r) {
     if (r->spilled) log_say("N-CALIB-SPILLED", "hidden states were kept in a temporary file (--max-ram)");
 }
 
+static uint64_t data_hash(const calib_data *d) {
+    uint64_t h = (uint64_t)d->n;
+    for (int i = 0; i < d->n; i++)
+        h = h * 31 + str_hash((str){ (const char *)d->v[i].v, d->v[i].n * sizeof *d->v[i].v });
+    return h;
+}
+
+static void merge(dist *d, amax_table *t, calib_report *r) {
+    dist_merge_amax(d, t);
+    dist_sum(d, r->routed, (size_t)(r->layers * r->experts));
+    dist_max(d, &r->seconds);
+}
+
 bool calibrate(amax_table *t, char *what, size_t n, const calib_args *o, const char *src, bool head, err *e) {
     calib_data data;
     calib_report report;
     progress bar = progress_begin("calibrate");
+    bar.d = o->d;
     if (!load_data(&data, o, src, e)) return false;
+    if (o->d && !dist_same(o->d, data_hash(&data), "calibration data", e)) return calib_data_free(&data), false;
     const calib_options opt = { .ops = cmd_ops_options(),
                                 .max_ram_bytes = o->max_ram,
+                                .rank = o->d ? o->d->rank : 0,
+                                .ranks = o->d ? o->d->ranks : 1,
                                 .mtp_steps = head ? 2 : 0,
                                 .on_progress = progress_layers,
                                 .ctx = &bar,
@@ -209,6 +234,7 @@ bool calibrate(amax_table *t, char *what, size_t n, const calib_args *o, const c
     const bool ok = calib_run(t, &report, src, &data, &opt, e);
     snprintf(what, n, "%s", data.what);
     if (ok) {
+        if (o->d) merge(o->d, t, &report);
         progress_end(&bar, "%.0f tokens, %.0f tokens/s", (double)data.tokens, (double)data.tokens / report.seconds);
         report_coverage(&report);
         calib_report_free(&report);

@@ -4,14 +4,16 @@
 
 #include "base/args.h"
 #include "quant/calib.h"
+#include "quant/dist.h"
 #include "quant/mtp_scales.h"
 
-/* ---- progress: a bar on a terminal, one line per step otherwise ---- */
+/* ---- progress: a bar on a terminal, one line per step otherwise; of several processes rank 0 shows the sum ---- */
 
 typedef struct progress {
     double start, last;
     bool tty;
     const char *step;
+    dist *d; /* NULL: alone */
 } progress;
 progress progress_begin(const char *step);
 /* Callbacks of quantize_options and calib_options; ctx is the progress. */
@@ -31,6 +33,7 @@ typedef struct calib_args {
     bool has_seed;
     mtp_scales scales; /* parsed from mtp_text by calib_args_check */
     double factor;
+    dist *d; /* share the data with other processes; NULL: alone */
 } calib_args;
 
 enum { CALIB_OPTIONS = 9 };
@@ -47,7 +50,7 @@ void calib_args_scales_text(char *out, size_t n, const calib_args *a);
 
 /* Run the model in `src` over the data that was asked for (default: the built-in corpus) and collect its maxima; with
  * `head` those of the draft head for both draft steps too. what[n] tells of the data. Errors: those of calib_run and
- * calib_data_*; E-QUANT-CORPUS. */
+ * calib_data_*; E-QUANT-CORPUS; E-DIST-DIFFERS (ranks have other data). */
 NODISCARD bool calibrate(amax_table *t, char *what, size_t n, const calib_args *a, const char *src, bool head, err *e);
 
 #endif

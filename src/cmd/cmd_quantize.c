@@ -2,11 +2,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/log.h"
 #include "cmd/calibration.h"
 #include "cmd/cmd.h"
+#include "quant/dist.h"
 #include "quant/report.h"
 
 typedef struct options {
@@ -16,6 +18,8 @@ typedef struct options {
     bool no_calib, keep_qkv, resume, dry_run, portable;
     arg_strings include, exclude;
     int64_t shard_bytes;
+    dist d;        /* alone, or one of several processes */
+    char *partial; /* the folder they share */
 } options;
 
 /* ---- options ---- */
@@ -65,7 +69,7 @@ static bool get_amax(amax_table *t, char *what, size_t n, const options *o, cons
         return false;
     }
     if (p->has_mtp && p->recipe.mtp == MTP_NVFP4 && !mtp_scales_fill(t, p, o->c.scales, o->c.factor, e)) return false;
-    return !o->c.save_amax || amax_save(t, o->c.save_amax, e);
+    return !o->c.save_amax || o->d.rank > 0 || amax_save(t, o->c.save_amax, e);
 }
 
 /* ---- the command ---- */
@@ -80,16 +84,16 @@ static bool put_text(const char *dir, const char *name, const buf *b, err *e) {
 static bool finish(const options *o, plan *p, const quantize_result *r, const char *partial, const provenance *from,
                    err *e) {
     buf json_text = { 0 }, card = { 0 };
-    report_result(&json_text, p, r, from, true);
+    quantize_result timeless = *r;
+    timeless.seconds = 0;
+    report_result(&json_text, p, &timeless, from, true);
     report_card(&card, p, r, from);
     const bool ok = configs_write(partial, p, from, e) &&
                     put_text(partial, "nibble_quant_summary.json", &json_text, e) &&
                     put_text(partial, "QUANTIZATION.md", &card, e) && quantize_commit(partial, o->out, e);
-    if (ok && cmd_common()->json) {
-        fwrite(json_text.p, 1, json_text.n, stdout);
-    } else if (ok) {
+    if (ok) {
         buf text = { 0 };
-        report_result(&text, p, r, from, false);
+        report_result(&text, p, r, from, cmd_common()->json);
         fwrite(text.p, 1, text.n, stdout);
         buf_free(&text);
     }
@@ -98,15 +102,34 @@ static bool finish(const options *o, plan *p, const quantize_result *r, const ch
     return ok;
 }
 
+/* Several processes need the folder before the work, to see that it is one; alone, it can wait. */
+static bool check_destination(options *o, const plan *p, err *e) {
+    bool ok = o->d.on ? quantize_folder(&o->partial, p, o->out, o->d.rank, o->resume, e)
+                      : quantize_check_dst(p, o->out, o->resume, e);
+    ok = ok && (o->d.rank > 0 || calib_args_check_save(&o->c, e));
+    return dist_share(&o->d, o->partial, ok, e);
+}
+
+/* Results of all ranks on all of them. */
+static void merge_results(dist *d, quantize_result *r, const plan *p) {
+    int64_t sums[] = { (int64_t)r->read_bytes, (int64_t)r->written_bytes, r->resumed_tasks };
+    if (!d->on) return;
+    dist_union(d, r->modules, (size_t)p->n_modules * sizeof *r->modules);
+    dist_sum(d, sums, ARRAY_LEN(sums));
+    dist_max(d, &r->seconds);
+    r->read_bytes = (uint64_t)sums[0];
+    r->written_bytes = (uint64_t)sums[1];
+    r->resumed_tasks = (int)sums[2];
+    if (d->ranks > 1) quantize_count_zeros(r, p);
+}
+
 static bool export_model(options *o, plan *p, const char *src, err *e) {
     volatile const int *cancel = cmd_interrupt_all();
     char what[300], scales[40] = "";
     amax_table t = { 0 };
     quantize_result r = { 0 };
     char *partial = NULL;
-    if (!quantize_check_dst(p, o->out, o->resume, e) || !calib_args_check_save(&o->c, e) ||
-        !get_amax(&t, what, sizeof what, o, src, p, e))
-        return false;
+    if (!check_destination(o, p, e) || !get_amax(&t, what, sizeof what, o, src, p, e)) return false;
     if (p->has_mtp && p->recipe.mtp == MTP_NVFP4) {
         if (o->no_calib)
             snprintf(scales, sizeof scales, "data-free");
@@ -117,19 +140,24 @@ static bool export_model(options *o, plan *p, const char *src, err *e) {
         .calibration = what, .mtp_scales = scales, .arith = o->arith ? "cpu" : "cuda", .algorithm = "max"
     };
     progress bar = progress_begin("quantize");
+    bar.d = &o->d;
     const quantize_options qo = { .arith = o->arith ? ARITH_CPU : ARITH_CUDA,
                                   .amax = o->no_calib || t.n == 0 ? NULL : &t,
                                   .threads = cmd_common()->threads,
                                   .isa = cmd_ops_options().isa,
                                   .resume = o->resume,
-                                  .ranks = 1,
+                                  .rank = o->d.rank,
+                                  .ranks = o->d.ranks,
+                                  .partial = o->partial,
                                   .on_progress = progress_bytes,
                                   .ctx = &bar,
                                   .cancel = cancel };
     bool ok = quantize_shards(&r, &partial, p, o->out, &qo, e);
     if (ok) {
+        merge_results(&o->d, &r, p);
+        dist_unshare(&o->d);
         progress_end(&bar, "%.2f GB read, %.2f GB written", (double)r.read_bytes / 1e9, (double)r.written_bytes / 1e9);
-        ok = finish(o, p, &r, partial, &from, e);
+        ok = o->d.rank > 0 || finish(o, p, &r, partial, &from, e);
     } else {
         progress_wipe(&bar);
     }
@@ -139,11 +167,21 @@ static bool export_model(options *o, plan *p, const char *src, err *e) {
     return ok;
 }
 
+/* What decides the bytes besides the weights, as far as the plan knows it. */
+static uint64_t plan_hash(const plan *p, const options *o) {
+    buf b = { 0 };
+    for (int i = 0; i < p->n_shards; i++) buf_puts(&b, p->shards[i].header);
+    buf_printf(&b, "|%d %d %d %g %d", o->arith, o->resume, o->c.scales, o->c.factor, o->no_calib);
+    const uint64_t h = str_hash(buf_view(&b));
+    buf_free(&b);
+    return h;
+}
+
 static bool run(options *o, const char *src, err *e) {
     ckpt files;
     model_config config;
     plan p = { 0 };
-    if (!ckpt_open(&files, src, e)) return false;
+    if (!dist_agree(&o->d, ckpt_open(&files, src, e), e)) return false;
     const bool no_kv = o->no_calib && o->kv == KV_FP8;
     if (no_kv) log_say("W-QUANT-NO-KV", "--no-calib: no K and V maxima, so the export declares no KV cache format");
     const recipe r = { .preset = (recipe_preset)o->preset,
@@ -156,10 +194,11 @@ static bool run(options *o, const char *src, err *e) {
                        .n_exclude = o->exclude.n };
     bool ok = config_read(&config, files.config, files.generation, src, e) && weights_check(&files, &config, e) &&
               plan_make(&p, &files, &config, &r, (uint64_t)o->shard_bytes, e);
+    ok = dist_agree(&o->d, ok, e) && dist_same(&o->d, plan_hash(&p, o), "plan", e);
     if (ok && o->dry_run) {
         buf text = { 0 };
         report_plan(&text, &p, cmd_common()->json);
-        fwrite(text.p, 1, text.n, stdout);
+        if (o->d.rank == 0) fwrite(text.p, 1, text.n, stdout);
         buf_free(&text);
     } else if (ok) {
         ok = export_model(o, &p, src, e);
@@ -167,6 +206,20 @@ static bool run(options *o, const char *src, err *e) {
     if (p.n_modules) plan_free(&p);
     ckpt_close(&files);
     return ok;
+}
+
+static void drop_line(void *ctx, const char *id, const char *line) { (void)ctx, (void)id, (void)line; }
+
+/* A failure of one of several processes ends them all; alone, main says what happened. */
+static void leave(options *o, const err *e) {
+    if (e->kind != ERR_NONE && o->d.on) {
+        dist_wait_turn(&o->d, e->kind);
+        if (o->partial) rmdir(o->partial); /* when nothing is in it, there is nothing to resume */
+        fprintf(stderr, "nibble: %s: rank %d of %d: %s\n", e->id, o->d.rank, o->d.ranks, e->msg);
+        dist_abort(&o->d, err_exit_code(e->kind));
+    }
+    dist_close(&o->d);
+    free(o->partial);
 }
 
 int cmd_quantize(int argc, char **argv, err *e) {
@@ -249,11 +302,15 @@ int cmd_quantize(int argc, char **argv, err *e) {
                                 "  nibble quantize SRC --dry-run --recipe nvfp4-experts\n"
                                 "  nibble quantize SRC -o DST --calib chats.jsonl --save-amax amax.safetensors\n" };
     arg_strings pos = { 0 };
-    bool done;
+    bool done = false;
     const char *src;
-    if (cmd_parse(&spec, argc, argv, &pos, &done, e) && !done && check(&o, e) && cmd_model_dir(&src, &pos, 0, e) &&
-        !run(&o, src, e))
-        CHECK(e->kind != ERR_NONE, "a failure without a reason");
+    if (!dist_open(&o.d, e)) return 0;
+    o.c.d = &o.d;
+    if (o.d.rank > 0) log_set_sink(drop_line, NULL); /* rank 0 says it */
+    const bool ok =
+        cmd_parse(&spec, argc, argv, &pos, &done, e) && (done || (check(&o, e) && cmd_model_dir(&src, &pos, 0, e)));
+    if (dist_agree(&o.d, ok, e) && !done && !run(&o, src, e)) CHECK(e->kind != ERR_NONE, "a failure without a reason");
+    leave(&o, e);
     arg_strings_free(&pos);
     arg_strings_free(&o.include);
     arg_strings_free(&o.exclude);

@@ -101,7 +101,7 @@ typedef struct store {
 } store;
 
 static bool store_open(store *s, int64_t tokens, int hidden, int64_t max_ram, err *e) {
-    *s = (store){ .bytes = (size_t)tokens * (size_t)hidden * sizeof(float) };
+    *s = (store){ .bytes = (size_t)(tokens ? tokens : 1) * (size_t)hidden * sizeof(float) };
     s->spilled = max_ram > 0 && (int64_t)s->bytes > max_ram;
     void *p = NULL;
     if (s->spilled) {
@@ -247,6 +247,16 @@ static bool check_data(const calib_data *d, const model_config *c, err *e) {
     return true;
 }
 
+/* The sequences of one rank, borrowed. */
+static calib_data share_of(const calib_data *d, int rank, int ranks) {
+    calib_data out = { .v = xmalloc((size_t)d->n * sizeof *d->v + 1) };
+    for (int i = rank; i < d->n; i += ranks) {
+        out.v[out.n++] = d->v[i];
+        out.tokens += (int64_t)d->v[i].n;
+    }
+    return out;
+}
+
 /* Index of the longest sequence. */
 static int longest(const calib_data *d) {
     int best = 0;
@@ -255,17 +265,18 @@ static int longest(const calib_data *d) {
     return best;
 }
 
-static bool open_model(calibration *c, const char *dir, err *e) {
-    if (c->data->n == 0) return fail(e, ERR_INPUT, "E-CALIB-EMPTY", "calibration: no tokens in the given data");
-    const int sample = longest(c->data);
-    const size_t tokens = c->data->v[sample].n;
+/* All data is checked, whatever the share: a sample keeps its number. */
+static bool open_model(calibration *c, const char *dir, const calib_data *all, err *e) {
+    if (all->n == 0) return fail(e, ERR_INPUT, "E-CALIB-EMPTY", "calibration: no tokens in the given data");
+    const int sample = longest(all);
+    const size_t tokens = all->v[sample].n;
     const engine_options o = { .ops = c->opt->ops,
                                .ctx = tokens > INT32_MAX ? INT32_MAX : (int)tokens,
                                .chunk = c->chunk,
                                .kv = KV_CACHE_F32,
                                .no_text = true };
     err opened = { 0 };
-    if (engine_open(&c->g, dir, &o, &opened)) return check_data(c->data, &c->g->config, e);
+    if (engine_open(&c->g, dir, &o, &opened)) return check_data(all, &c->g->config, e);
     if (strcmp(opened.id, "E-ENGINE-CTX") != 0) return *e = opened, false;
     return fail(e, ERR_INPUT, "E-CALIB-LONG",
                 "calibration: sample %d has %zu tokens, more than the model's context (lower --seq)", sample, tokens);
@@ -274,11 +285,13 @@ static bool open_model(calibration *c, const char *dir, err *e) {
 bool calib_run(amax_table *out, calib_report *report, const char *dir, const calib_data *data, const calib_options *opt,
                err *e) {
     const double t0 = clock_seconds();
-    calibration c = { .data = data, .opt = opt, .chunk = opt->chunk > 0 ? opt->chunk : 512 };
+    calib_data share = share_of(data, opt->ranks > 1 ? opt->rank : 0, opt->ranks > 1 ? opt->ranks : 1);
+    calibration c = { .data = &share, .opt = opt, .chunk = opt->chunk > 0 ? opt->chunk : 512 };
     ops *tap = NULL, *plain = NULL;
     *out = (amax_table){ .source = data->what };
     *report = (calib_report){ .tokens = data->tokens };
-    bool ok = open_model(&c, dir, e) && store_open(&c.hidden, data->tokens, c.g->config.hidden, opt->max_ram_bytes, e);
+    bool ok =
+        open_model(&c, dir, data, e) && store_open(&c.hidden, share.tokens, c.g->config.hidden, opt->max_ram_bytes, e);
     if (ok && opt->mtp_steps > 0 && !c.g->n.has_mtp)
         ok = fail(e, ERR_INPUT, "E-QUANT-MTP", "%s: no draft head to calibrate (use --mtp none)", dir);
     if (ok) {
@@ -299,6 +312,7 @@ bool calib_run(amax_table *out, calib_report *report, const char *dir, const cal
     if (tap) tap->close(tap);
     store_close(&c.hidden);
     engine_close(c.g);
+    free(share.v);
     report->seconds = clock_seconds() - t0;
     if (!ok) amax_free(out), calib_report_free(report);
     return ok;

@@ -25,7 +25,8 @@ typedef struct calib_options {
     int chunk; /* rows per pass; 0 = 512 */
     int64_t
         max_ram_bytes; /* > 0: hidden states beyond it go to a temporary file, and weights leave memory after their layer */
-    int mtp_steps;     /* draft steps to run through the head: 0 (no head), 1 or 2 */
+    int rank, ranks; /* this process's share of the sequences: every ranks-th from `rank`; 0 or 1 ranks: all */
+    int mtp_steps;   /* draft steps to run through the head: 0 (no head), 1 or 2 */
     void (*on_progress)(void *ctx, int layer, int layers); /* after each layer; the head counts as one; may be NULL */
     void *ctx;
     volatile const int *cancel;
@@ -33,7 +34,7 @@ typedef struct calib_options {
 
 typedef struct calib_report {
     int layers, experts; /* rows x columns of `routed`; the last row is the draft head's when it was run */
-    int64_t *routed;     /* [layers][experts] (token, expert) pairs */
+    int64_t *routed;     /* [layers][experts] (token, expert) pairs, of this share */
     int64_t tokens;
     double seconds;
     bool spilled;

@@ -87,10 +87,11 @@ bool quantize_check_dst(const plan *p, const char *dst, bool resume, err *e) {
     return ok;
 }
 
-bool dest_make(char **partial, const plan *p, const char *dst, const quantize_options *o, err *e) {
+bool quantize_folder(char **partial, const plan *p, const char *dst, int rank, bool resume, err *e) {
     *partial = name_with(dst, SUFFIX);
-    if (o->rank == 0 && !quantize_check_dst(p, dst, o->resume, e)) return false;
-    if (mkdir(*partial, 0777) == 0 || (errno == EEXIST && (o->resume || o->rank > 0))) return true;
+    if (rank > 0) return true;
+    if (!quantize_check_dst(p, dst, resume, e)) return false;
+    if (mkdir(*partial, 0777) == 0 || (errno == EEXIST && resume)) return true;
     return fail(e, ERR_MACHINE, "E-QUANT-DST", "%s: %s", *partial, strerror(errno));
 }
 

@@ -31,6 +31,7 @@ typedef struct job {
     int *src_fd, *dst_fd;
     struct stat *src_stat;
     atomic_int next, failed;
+    int last; /* end of this rank's tasks */
     atomic_ullong done_bytes, written;
     pthread_mutex_t lock; /* journal, error, zero count */
     err *e;
@@ -265,9 +266,9 @@ static void worker(void *ctx, int thread, int threads) {
     hands h = { xmalloc(cap), xmalloc(cap), xmalloc(cap / 16 + 16), xmalloc(cap * 2) };
     while (!atomic_load(&j->failed)) {
         const int i = atomic_fetch_add(&j->next, 1);
-        if (i >= j->tasks.n) break;
+        if (i >= j->last) break;
         const qtask *t = &j->tasks.v[i];
-        if (j->log.done[i] || i % j->o->ranks != j->o->rank) continue;
+        if (j->log.done[i]) continue;
         err mine = { 0 };
         bool ok = !(j->o->cancel && *j->o->cancel) ||
                   fail(&mine, ERR_INTERRUPTED, "E-QUANT-STOPPED", "stopped; `--resume` continues where it was");
@@ -337,7 +338,7 @@ static uint64_t job_id(const job *j) {
         buf_printf(&b, "|%s:%lld:%lld.%ld:%llu", strrchr(j->p->src->shards[i].path, '/') + 1, (long long)s->st_size,
                    (long long)s->st_mtim.tv_sec, s->st_mtim.tv_nsec, (unsigned long long)s->st_ino);
     }
-    buf_printf(&b, "|arith %d ranks %d", j->o->arith, j->o->ranks);
+    buf_printf(&b, "|arith %d", j->o->arith);
     for (int i = 0; i < j->p->n_modules; i++) {
         const float a = j->o->amax ? amax_get(j->o->amax, j->p->modules[i].input_key) : -2;
         buf_add(&b, &a, sizeof a);
@@ -396,14 +397,15 @@ static bool allow_files(const plan *p, err *e) {
                 strerror(errno));
 }
 
-/* Shards get their full length and header before any task runs, so that one of another length was tampered with. */
+/* Shards get their full length and header before any task runs, so that one of another length was tampered with. Open
+ * for writing only: once a network filesystem has read a page, it may write back more of it than this rank wrote. */
 static bool open_output(job *j, int i, const char *path, err *e) {
     const qshard *s = &j->p->shards[i];
     const uint64_t size = s->header_bytes + s->data_bytes, length = s->header_bytes - 8;
     struct stat now;
     uint8_t head[8];
     for (int b = 0; b < 8; b++) head[b] = (uint8_t)(length >> (8 * b));
-    const int fd = j->dst_fd[i] = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    const int fd = j->dst_fd[i] = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0 || fstat(fd, &now) != 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
     if (j->log.n_done > 0 && (uint64_t)now.st_size != size)
         return fail(e, ERR_INPUT, "E-QUANT-RESUME",
@@ -423,49 +425,49 @@ static bool open_outputs(job *j, const char *partial, err *e) {
 }
 
 /* What a failed fsync lost is reported once and then forgotten by the kernel, so nothing written so far counts. */
-static bool sync_outputs(job *j, err *e) {
+static bool sync_outputs(job *j, const char *partial, err *e) {
     for (int i = 0; i < j->p->n_shards; i++)
         if (fsync(j->dst_fd[i]) != 0) {
             fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": cannot be flushed: %s", STR_ARG(j->p->shards[i].file),
                  strerror(errno));
-            journal_forget(&j->log);
+            journal_forget(&j->log, j->o->rank, partial);
             return false;
         }
     return true;
 }
 
-static void count_zeros(job *j) {
-    for (int i = 0; i < j->p->n_modules; i++) {
-        const qmodule *m = &j->p->modules[i];
-        if (m->format == QF_KEEP || m->group != i || j->out->modules[i].weight_amax != 0 ||
-            j->out->modules[i].scale_2 == 0)
+void quantize_count_zeros(quantize_result *r, const plan *p) {
+    for (int i = 0; i < p->n_modules; i++) {
+        const qmodule *m = &p->modules[i];
+        if (m->format == QF_KEEP || m->group != i || r->modules[i].weight_amax != 0 || r->modules[i].scale_2 == 0)
             continue;
         log_say("W-QUANT-ZERO", STR_FMT ": all weights are zero; written with scale 1.0 and codes 0", STR_ARG(m->name));
-        j->out->zero_modules++;
+        r->zero_modules++;
     }
 }
 
 static bool run_tasks(job *j, const char *partial, err *e) {
-    char name[64];
-    snprintf(name, sizeof name, ".journal.%d", j->o->rank);
-    char *path = path_join(partial, name);
     pool *workers = NULL;
     /* The journal first: the shards of another job are not to be touched. */
-    bool ok =
-        open_sources(j, e) && journal_open(&j->log, path, job_id(j), &j->tasks, j->p, j->out->modules, j->o->resume, e);
+    bool ok = open_sources(j, e) &&
+              journal_open(&j->log, partial, j->o->rank, job_id(j), &j->tasks, j->p, j->out->modules, j->o->resume, e);
     if (ok && j->o->resume && j->o->rank == 0) dest_remove_strays(partial, j->p);
     ok = ok && open_outputs(j, partial, e) && pool_new(&workers, j->o->threads, e);
     if (ok) {
-        j->out->resumed_tasks = j->log.n_done;
-        for (int i = 0; i < j->tasks.n; i++)
-            if (j->log.done[i]) atomic_fetch_add(&j->done_bytes, j->tasks.v[i].source_bytes);
+        int first;
+        tasks_share(&j->tasks, j->o->rank, j->o->ranks, &first, &j->last);
+        atomic_store(&j->next, first);
+        for (int i = first; i < j->last; i++) {
+            if (!j->log.done[i]) continue;
+            j->out->resumed_tasks++;
+            atomic_fetch_add(&j->done_bytes, j->tasks.v[i].source_bytes);
+        }
         pool_run(workers, worker, j);
         ok = j->e->kind == ERR_NONE && (j->o->rank != 0 || kv_scales(j, e)) && sources_unchanged(j, e) &&
-             sync_outputs(j, e);
+             sync_outputs(j, partial, e);
     }
     pool_free(workers);
     journal_close(&j->log);
-    free(path);
     return ok;
 }
 
@@ -483,9 +485,11 @@ bool quantize_shards(quantize_result *out, char **partial, const plan *p, const 
     for (int i = 0; i < p->n_shards; i++) j.dst_fd[i] = -1;
     quant_kern_init(&j.k, o->isa);
     j.tasks = tasks_make(p);
-    const bool ok =
-        check_scales(&j, e) && allow_files(p, e) && dest_make(partial, p, dst, o, e) && run_tasks(&j, *partial, e);
-    if (ok) count_zeros(&j);
+    if (o->partial) *partial = xstrdup(o->partial);
+    const bool ok = check_scales(&j, e) && allow_files(p, e) &&
+                    (o->partial || quantize_folder(partial, p, dst, o->rank, o->resume, e)) &&
+                    run_tasks(&j, *partial, e);
+    if (ok && o->ranks == 1) quantize_count_zeros(out, p);
     out->tasks = j.tasks.n;
     out->read_bytes = atomic_load(&j.done_bytes);
     out->written_bytes = atomic_load(&j.written);

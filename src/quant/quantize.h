@@ -15,10 +15,12 @@ typedef struct quantize_options {
     const amax_table *amax; /* input and KV maxima; NULL: data-free (input_scale 1.0, no KV scales may be planned) */
     int threads;            /* <= 0: all CPUs */
     kern_isa isa;
-    bool resume;     /* continue DST.partial when it was made by the same plan and inputs */
-    int rank, ranks; /* tasks i with i % ranks == rank are this process's; 0, 1 alone */
-    void (*on_progress)(void *ctx, uint64_t done_bytes,
-                        uint64_t total_bytes); /* source bytes; from one thread; may be NULL */
+    bool resume;         /* continue DST.partial when it was made by the same plan and inputs */
+    int rank, ranks;     /* this process's share: an unbroken run of tasks, equal in source bytes; 0, 1 alone */
+    const char *partial; /* the folder that quantize_folder made; NULL: make it now */
+    void (*on_progress)(
+        void *ctx, uint64_t done_bytes,
+        uint64_t total_bytes); /* source bytes of this share and of all; from the calling thread; may be NULL */
     void *ctx;
     volatile const int *cancel;
 } quantize_options;
@@ -34,12 +36,16 @@ typedef struct quantize_result {
     uint64_t read_bytes, written_bytes;
     double seconds;
     int resumed_tasks, tasks;
-    int zero_modules; /* all-zero weights (W-QUANT-ZERO) */
+    int zero_modules; /* all-zero weights, see quantize_count_zeros */
 } quantize_result;
 
 /* May DST be made here? For callers with long work to do first; quantize_shards checks again.
  * Errors: E-QUANT-DST (exists, is the source, lies nowhere, or DST.partial is there and `resume` is not), E-QUANT-SPACE. */
 NODISCARD bool quantize_check_dst(const plan *p, const char *dst, bool resume, err *e);
+
+/* For several processes, which need the folder first: rank 0 makes DST.partial (or finds it when resuming) under the checks
+ * above, others only get its name. *partial is malloc'ed, on failure too. */
+NODISCARD bool quantize_folder(char **partial, const plan *p, const char *dst, int rank, bool resume, err *e);
 
 /* Create or reopen DST.partial and write this process's part of the shards, fsynced. *partial (malloc'ed) is the folder.
  * Errors: those of quantize_check_dst, E-QUANT-SHARDS (too many for the system), E-QUANT-AMAX (a quantizer without a
@@ -48,6 +54,9 @@ NODISCARD bool quantize_check_dst(const plan *p, const char *dst, bool resume, e
  * ERR_INTERRUPTED E-QUANT-STOPPED. */
 NODISCARD bool quantize_shards(quantize_result *out, char **partial, const plan *p, const char *dst,
                                const quantize_options *o, err *e);
+/* Say which modules are all zero (W-QUANT-ZERO) and count them; quantize_shards does when it is alone, otherwise it has to
+ * wait until `r` holds the results of all ranks. */
+void quantize_count_zeros(quantize_result *r, const plan *p);
 /* Rename DST.partial to DST after configs and sidecars were added; removes the journal and all other hidden files. */
 NODISCARD bool quantize_commit(const char *partial, const char *dst, err *e);
 void quantize_result_free(quantize_result *r);

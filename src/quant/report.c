@@ -175,12 +175,12 @@ void report_result(buf *out, const plan *p, const quantize_result *r, const prov
                    "1\",\"recipe\":\"%s\",\"arith\":\"%s\",\"algorithm\":\"%s\",\"calibration\":",
                    recipe_names[p->recipe.preset], from->arith, from->algorithm);
         json_write_str(out, str_of(from->calibration));
-        buf_printf(out,
-                   ",\"mtp_scales\":\"%s\",\"source_bytes\":%llu,\"export_bytes\":%llu,\"seconds\":%.3f,\"gb_per_"
-                   "second\":%.3f,\"resumed_tasks\":%d,\"zero_modules\":%d,",
+        buf_printf(out, ",\"mtp_scales\":\"%s\",\"source_bytes\":%llu,\"export_bytes\":%llu,\"zero_modules\":%d,",
                    from->mtp_scales, (unsigned long long)source_bytes(p), (unsigned long long)p->total_bytes,
-                   r->seconds, r->seconds > 0 ? (double)r->read_bytes / r->seconds / 1e9 : 0, r->resumed_tasks,
                    r->zero_modules);
+        if (r->seconds > 0)
+            buf_printf(out, "\"seconds\":%.3f,\"gb_per_second\":%.3f,\"resumed_tasks\":%d,", r->seconds,
+                       (double)r->read_bytes / r->seconds / 1e9, r->resumed_tasks);
         json_rows(out, &t, true);
         buf_puts(out, "}\n");
         return;

@@ -9,7 +9,8 @@
 void report_plan(buf *out, const plan *p, bool as_json);
 
 /* Per module class: count, bytes before and after, relative error (RMS), saturated, floored and clipped blocks, ratio of the
- * group's amax to the module's own. Table or JSON object ("nibble.quantize/1"). */
+ * group's amax to the module's own; time and rate unless r->seconds is 0 (an export holds nothing that differs from run to
+ * run). Table or JSON object ("nibble.quantize/1"). */
 void report_result(buf *out, const plan *p, const quantize_result *r, const provenance *from, bool as_json);
 
 /* Markdown for a model card: format, recipe, calibration, measured error. */

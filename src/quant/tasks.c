@@ -1,12 +1,16 @@
 #include "quant/tasks.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "base/file.h"
 
 enum { PIECE = 16 << 20 };
 
@@ -76,7 +80,22 @@ void tasks_free(task_list *t) {
     *t = (task_list){ 0 };
 }
 
+/* The rank in whose equal part of the source bytes the middle of a task lies: rises with the task. */
+void tasks_share(const task_list *t, int rank, int ranks, int *first, int *last) {
+    uint64_t before = 0;
+    *first = *last = 0;
+    for (int i = 0; i < t->n; i++) {
+        const double middle = (double)before + 0.5 * (double)t->v[i].source_bytes;
+        const int owner = t->source_bytes ? (int)(middle / (double)t->source_bytes * ranks) : 0;
+        if (owner < rank) *first = i + 1;
+        if (owner <= rank) *last = i + 1;
+        before += t->v[i].source_bytes;
+    }
+}
+
 /* ---- journal ---- */
+
+#define PREFIX ".journal."
 
 typedef struct journal_head {
     char magic[8];
@@ -155,38 +174,85 @@ static bool read_whole(buf *b, int fd) {
     return n == 0;
 }
 
-bool journal_open(journal *j, const char *path, uint64_t job, const task_list *t, const plan *p, qresult *results,
-                  bool resume, err *e) {
-    const journal_head head = { "nibbleQ", job, t->n, (int32_t)sizeof(qresult) };
-    *j = (journal){ .fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666), .done = xcalloc((size_t)t->n + 1, 1) };
-    if (j->fd < 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
-    if (flock(j->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return fail(e, ERR_INPUT, "E-QUANT-BUSY", "%s: another process is writing this export (let it finish)", path);
-    buf old = { 0 };
-    bool ok =
-        !resume || read_whole(&old, j->fd) || fail(e, ERR_MACHINE, "E-FILE-READ", "%s: %s", path, strerror(errno));
-    if (ok && old.n >= sizeof head) {
-        if (memcmp(old.p, &head, sizeof head) != 0)
-            ok = fail(e, ERR_INPUT, "E-QUANT-RESUME",
-                      "%s: was made by another job (other source, options or scales; remove the "
-                      ".partial folder to start anew)",
-                      path);
-        else {
-            const size_t whole = replay(j, (const uint8_t *)old.p, old.n, t, p, results);
-            ok = (ftruncate(j->fd, (off_t)whole) == 0 && lseek(j->fd, (off_t)whole, SEEK_SET) >= 0) ||
-                 fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
-        }
-    } else if (ok) {
-        ok = (ftruncate(j->fd, 0) == 0 && lseek(j->fd, 0, SEEK_SET) == 0) ||
-             fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
-        ok = ok && put(j, &head, sizeof head, e);
+/* Call fn for every journal of the folder. */
+typedef bool journal_fn(void *ctx, const char *path, int rank, err *e);
+static bool each_journal(const char *folder, journal_fn *fn, void *ctx, err *e) {
+    DIR *d = opendir(folder);
+    bool ok = true;
+    if (!d) return fail(e, ERR_MACHINE, "E-FILE-READ", "%s: %s", folder, strerror(errno));
+    /* cppcheck-suppress readdirCalled ; the stream is ours alone */
+    for (const struct dirent *f; ok && (f = readdir(d));) {
+        if (strncmp(f->d_name, PREFIX, sizeof PREFIX - 1) != 0) continue;
+        char *path = path_join(folder, f->d_name);
+        ok = fn(ctx, path, atoi(f->d_name + sizeof PREFIX - 1), e);
+        free(path);
     }
-    buf_free(&old);
+    closedir(d);
     return ok;
 }
 
-void journal_forget(journal *j) {
+typedef struct reading {
+    journal *j;
+    journal_head head;
+    const task_list *t;
+    const plan *p;
+    qresult *results;
+    int rank;     /* whose journal is continued */
+    size_t whole; /* bytes of that one which are complete */
+} reading;
+
+static bool read_journal(void *ctx, const char *path, int rank, err *e) {
+    reading *r = ctx;
+    buf b = { 0 };
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool ok = fd >= 0 && read_whole(&b, fd);
+    if (!ok) fail(e, ERR_MACHINE, "E-FILE-READ", "%s: %s", path, strerror(errno));
+    if (ok && b.n >= sizeof r->head) {
+        ok = memcmp(b.p, &r->head, sizeof r->head) == 0 ||
+             fail(e, ERR_INPUT, "E-QUANT-RESUME",
+                  "%s: was made by another job (other source, options or scales; remove the "
+                  ".partial folder to start anew)",
+                  path);
+        const size_t whole = ok ? replay(r->j, (const uint8_t *)b.p, b.n, r->t, r->p, r->results) : 0;
+        if (rank == r->rank) r->whole = whole;
+    }
+    if (fd >= 0) close(fd);
+    buf_free(&b);
+    return ok;
+}
+
+/* Lock before reading: a journal that is still written says nothing. */
+static bool lock_journal(journal *j, const char *path, err *e) {
+    j->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (j->fd < 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+    if (flock(j->fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
+    return fail(e, ERR_INPUT, "E-QUANT-BUSY", "%s: another process is writing this export (let it finish)", path);
+}
+
+bool journal_open(journal *j, const char *folder, int rank, uint64_t job, const task_list *t, const plan *p,
+                  qresult *results, bool resume, err *e) {
+    char name[40];
+    reading r = { j, { "nibbleQ", job, t->n, (int32_t)sizeof(qresult) }, t, p, results, rank, 0 };
+    *j = (journal){ .fd = -1, .done = xcalloc((size_t)t->n + 1, 1) };
+    snprintf(name, sizeof name, PREFIX "%d", rank);
+    char *path = path_join(folder, name);
+    bool ok = lock_journal(j, path, e) && (!resume || each_journal(folder, read_journal, &r, e));
+    if (ok && (ftruncate(j->fd, (off_t)r.whole) != 0 || lseek(j->fd, (off_t)r.whole, SEEK_SET) < 0))
+        ok = fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
+    free(path);
+    return ok && (r.whole > 0 || put(j, &r.head, sizeof r.head, e));
+}
+
+static bool drop_journal(void *ctx, const char *path, int rank, err *e) {
+    (void)e;
+    if (rank != *(const int *)ctx) unlink(path);
+    return true;
+}
+
+void journal_forget(journal *j, int rank, const char *folder) {
+    err ignored = { 0 };
     if (ftruncate(j->fd, 0) == 0) fsync(j->fd);
+    if (!each_journal(folder, drop_journal, &rank, &ignored)) return; /* then --resume will fail the same way */
 }
 
 void journal_close(journal *j) {
