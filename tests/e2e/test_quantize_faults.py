@@ -122,6 +122,7 @@ def every_call(check, n):
 # ---- each call of a run
 
 
+@pytest.mark.slow
 def test_kill_before_every_call(nibble, small, whole, shim, tmp_path):
     n = count_calls(Job(nibble, small, tmp_path / "n", SMALL, shim), tmp_path, CALLS)
     assert n > 300
@@ -143,6 +144,7 @@ def test_kill_before_every_call(nibble, small, whole, shim, tmp_path):
     every_call(check, n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["EIO", "ENOSPC", "EINTR", "short"])
 def test_fault_at_every_call(nibble, small, whole, shim, tmp_path, fault):
     calls = CALLS if fault in ("EIO", "ENOSPC") else "write,pwrite,pread,read"
