@@ -13,7 +13,7 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 show build/nibble inspect assets/qwen36-tiny
 show build/nibble run assets/qwen36-tiny --temperature 0 -p "$question"
-show build/nibble quantize assets/qwen36-tiny -o "$out/qwen36-tiny-nvfp4"
+show build/nibble quantize assets/qwen36-tiny -o "$out/qwen36-tiny-nvfp4" --samples 48
 show build/nibble inspect "$out/qwen36-tiny-nvfp4" --scan
 show build/nibble run "$out/qwen36-tiny-nvfp4" --temperature 0 -p "$question"
 show "$problems" --problems 100 assets/qwen36-tiny/word_problems.jsonl assets/qwen36-tiny "$out/qwen36-tiny-nvfp4"
