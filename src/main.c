@@ -16,6 +16,7 @@ static const struct command {
     { "logits", "logits and hidden states of given token ids, as safetensors", cmd_logits },
     { "inspect", "what a checkpoint holds: shape, bytes, formats, caches", cmd_inspect },
     { "quantize", "write an NVFP4 checkpoint", cmd_quantize },
+    { "requant-mtp", "add, replace or take out the draft head of an export", cmd_requant_mtp },
     { "tokenize", "text to token ids", cmd_tokenize },
     { "detokenize", "token ids to text", cmd_detokenize },
     { "render", "what the chat template makes of a request", cmd_render },

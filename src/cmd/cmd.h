@@ -10,7 +10,8 @@
 /* argv[0] is the command's name. Returns the exit code when it ran (0, 1 or 130); on failure fills e. */
 typedef int cmd_fn(int argc, char **argv, err *e);
 
-cmd_fn cmd_run, cmd_chat, cmd_logits, cmd_inspect, cmd_quantize, cmd_tokenize, cmd_detokenize, cmd_render;
+cmd_fn cmd_run, cmd_chat, cmd_logits, cmd_inspect, cmd_quantize, cmd_requant_mtp, cmd_tokenize, cmd_detokenize,
+    cmd_render;
 
 /* Options every command has. Read them with cmd_common() after cmd_parse. */
 typedef struct cmd_options {

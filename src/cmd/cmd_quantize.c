@@ -35,15 +35,6 @@ static bool check(options *o, err *e) {
     return calib_args_check(&o->c, "quantize", e);
 }
 
-/* Does any module of the plan need an input maximum, or any layer a KV maximum? */
-static bool needs_amax(const plan *p) {
-    for (int i = 0; i < p->n_tensors; i++) {
-        const qpart part = p->tensors[i].part;
-        if (part == QP_INPUT_SCALE || part == QP_K_SCALE || part == QP_V_SCALE) return true;
-    }
-    return false;
-}
-
 /* ---- calibration ---- */
 
 /* Is the draft head itself to be measured? */
@@ -62,7 +53,7 @@ static bool get_amax(amax_table *t, char *what, size_t n, const options *o, cons
     if (o->c.amax) {
         snprintf(what, n, "maxima of %s", o->c.amax);
         if (!amax_load(t, o->c.amax, e)) return false;
-    } else if (!needs_amax(p) && !o->c.save_amax) {
+    } else if (!plan_needs_amax(p) && !o->c.save_amax) {
         snprintf(what, n, "none needed");
         return true;
     } else if (!calibrate(t, what, n, &o->c, src, wants_head(p, o), e)) {

@@ -7,6 +7,7 @@
 #define NIBBLE_CONFIGS_H
 
 #include "quant/plan.h"
+#include "quant/pretty.h"
 
 typedef struct provenance {
     const char *calibration; /* e.g. "built-in corpus, 64 samples of 512 tokens", "amax file x", "none (data-free)" */
@@ -17,6 +18,15 @@ typedef struct provenance {
 
 /* Patterns of modules that stay unquantized. `modelopt_only`: exactly ModelOpt's list. *n strings in `mem`. */
 const str *configs_excludes(const plan *p, arena *mem, bool modelopt_only, int *n);
+
+/* The patterns of the draft head alone, the same in every namespace. p->recipe.mtp and p->has_mtp decide. */
+const str *configs_head_excludes(const plan *p, arena *mem, int *n);
+/* "NVFP4", "W4A16_NVFP4", "FP8". */
+const char *configs_algo(qformat f);
+/* Name under which a module is listed: all experts of a layer are one entry. */
+str configs_listed_name(const qmodule *m);
+/* Members of `quantized_layers` for the quantized modules of the plan. */
+void configs_layer_entries(pretty *o, const plan *p);
 
 /* Write config.json, hf_quant_config.json, the index (when sharded) and every sidecar of the source into `dir`.
  * W-QUANT-CARD when the source has no README or licence. Errors: E-FILE-*. */

@@ -120,6 +120,21 @@ static void other_namespaces(list *l, const plan *p) {
     if (has(l, STR("lm_head"))) add(l, STR("language_model.lm_head"));
 }
 
+static const str *finish(list *l, int *n) {
+    str *out = arena_take(l->mem, (size_t)l->n + 1, sizeof *out);
+    CHECK(out, "out of memory");
+    if (l->n) memcpy(out, l->v, (size_t)l->n * sizeof *out);
+    *n = l->n;
+    free(l->v);
+    return out;
+}
+
+const str *configs_head_excludes(const plan *p, arena *mem, int *n) {
+    list l = { .mem = mem };
+    draft_head(&l, p, false);
+    return finish(&l, n);
+}
+
 const str *configs_excludes(const plan *p, arena *mem, bool modelopt_only, int *n) {
     list l = { .mem = mem };
     bool uniform = true; /* a mixed export lists what IS quantized instead */
@@ -134,10 +149,5 @@ const str *configs_excludes(const plan *p, arena *mem, bool modelopt_only, int *
     if (l.n) qsort(l.v, (size_t)l.n, sizeof *l.v, by_text);
     draft_head(&l, p, modelopt_only);
     if (uniform && !modelopt_only) other_namespaces(&l, p);
-    str *out = arena_take(mem, (size_t)l.n + 1, sizeof *out);
-    CHECK(out, "out of memory");
-    if (l.n) memcpy(out, l.v, (size_t)l.n * sizeof *out);
-    *n = l.n;
-    free(l.v);
-    return out;
+    return finish(&l, n);
 }

@@ -415,6 +415,14 @@ static bool walk_model(walk *w) {
     return linear(w, STR(""), "lm_head", QM_HEAD, -1, false, -1) && draft_head(w);
 }
 
+/* Nothing but the draft head; the trunk is only asked where its last attention layer is. */
+static bool walk_head(walk *w) {
+    const model_config *c = w->p->config;
+    for (int l = 0; l < c->layers; l++)
+        if (c->layer[l] == LAYER_ATTN) w->p->last_attn = l;
+    return draft_head(w);
+}
+
 /* Every source tensor must come out somewhere: nothing is lost by a name the walk does not know. */
 static bool check_total(plan *p, err *e) {
     uint64_t elems = 0, want = 0;
@@ -425,7 +433,8 @@ static bool check_total(plan *p, err *e) {
         if (p->tensors[i].part == QP_COPY) elems += p->tensors[i].src->elems;
     for (int i = 0; i < p->src->tensor_count; i++) {
         const st_tensor *t = ckpt_at(p->src, i);
-        if (p->recipe.mtp != MTP_NONE || !name_is_mtp(t->name)) want += t->elems;
+        const bool mtp = name_is_mtp(t->name);
+        if (mtp ? p->recipe.mtp != MTP_NONE : !p->head_file) want += t->elems;
     }
     if (elems == want) return true;
     return fail(e, ERR_INPUT, "E-QUANT-LOST",
@@ -434,8 +443,9 @@ static bool check_total(plan *p, err *e) {
                 p->src->dir, (long long)(want - elems));
 }
 
-bool plan_make(plan *out, const ckpt *src, const model_config *config, const recipe *r, uint64_t shard_bytes, err *e) {
-    *out = (plan){ .src = src, .config = config, .recipe = *r, .last_attn = -1 };
+static bool make(plan *out, const ckpt *src, const model_config *config, const recipe *r, uint64_t shard_bytes,
+                 const char *head_file, err *e) {
+    *out = (plan){ .src = src, .config = config, .recipe = *r, .last_attn = -1, .head_file = head_file };
     walk w = { .p = out, .e = e, .hit = xcalloc((size_t)r->n_include + (size_t)r->n_exclude, 1) };
     for (int i = 0; i < NAME_PREFIXES && !out->prefix.p; i++) {
         char name[200];
@@ -444,15 +454,24 @@ bool plan_make(plan *out, const ckpt *src, const model_config *config, const rec
     }
     bool ok = out->prefix.p ? check_model(out, e)
                             : fail(e, ERR_INPUT, "E-QUANT-FAMILY", "%s: no embed_tokens.weight", src->dir);
-    if (ok && !out->has_mtp && r->mtp == MTP_NVFP4)
-        ok = fail(e, ERR_INPUT, "E-QUANT-MTP", "%s: --mtp nvfp4, but the checkpoint has no draft head (use --mtp none)",
-                  src->dir);
-    ok = ok && walk_model(&w) && check_globs(&w) && check_total(out, e);
+    if (ok && !out->has_mtp && (r->mtp == MTP_NVFP4 || head_file))
+        ok =
+            fail(e, ERR_INPUT, "E-QUANT-MTP", "%s: --mtp %s, but the checkpoint has no draft head (%s)", src->dir,
+                 r->mtp == MTP_NVFP4 ? "nvfp4" : "bf16", head_file ? "give the original BF16 model" : "use --mtp none");
+    ok = ok && (head_file ? walk_head(&w) : walk_model(&w) && check_globs(&w)) && check_total(out, e);
     free(w.hit);
     if (ok) make_groups(out);
     ok = ok && plan_layout(out, shard_bytes, e);
     if (!ok) plan_free(out);
     return ok;
+}
+
+bool plan_make(plan *out, const ckpt *src, const model_config *config, const recipe *r, uint64_t shard_bytes, err *e) {
+    return make(out, src, config, r, shard_bytes, NULL, e);
+}
+
+bool plan_make_head(plan *out, const ckpt *src, const model_config *config, const recipe *r, const char *file, err *e) {
+    return make(out, src, config, r, UINT64_MAX, file, e);
 }
 
 void plan_free(plan *p) {

@@ -65,8 +65,9 @@ typedef struct plan {
     int n_tensors; /* in state-dict order */
     qshard *shards;
     int n_shards;
-    bool has_mtp;                      /* the source has a draft head */
-    int last_attn;                     /* number of the last full-attention layer, -1 without one */
+    bool has_mtp;          /* the source has a draft head */
+    const char *head_file; /* plan_make_head: name of the only file, which holds the draft head; else NULL */
+    int last_attn;         /* number of the last full-attention layer, -1 without one */
     uint64_t total_bytes, total_elems; /* the index's total_size and total_parameters */
     uint64_t family_bytes_before[QM_COUNT], family_bytes_after[QM_COUNT];
     int family_modules[QM_COUNT]; /* quantized ones */
@@ -79,12 +80,26 @@ typedef struct plan {
  * (--mtp nvfp4 without a head), E-QUANT-SHARDS (more shards than a loader takes). */
 NODISCARD bool plan_make(plan *out, const ckpt *src, const model_config *config, const recipe *r, uint64_t shard_bytes,
                          err *e);
+/* Only the draft head, with the bytes that plan_make's export would have, in one file named `file` (borrowed). r->mtp is
+ * not MTP_NONE; globs are not asked. Errors: as above; E-QUANT-MTP also for MTP_BF16 without a head. */
+NODISCARD bool plan_make_head(plan *out, const ckpt *src, const model_config *config, const recipe *r, const char *file,
+                              err *e);
 void plan_free(plan *p);
 
 /* plan_make's second half (plan_layout.c): shards, offsets, headers. */
 NODISCARD bool plan_layout(plan *p, uint64_t shard_bytes, err *e);
+typedef struct index_entry {
+    str name; /* of a tensor */
+    const char *file;
+} index_entry;
+/* Text of an index over v[n], which this sorts by name. parameters and bytes replace those of `metadata` (an object, or
+ * NULL), whose other keys stay. */
+void plan_index_text(buf *out, const json *metadata, uint64_t parameters, uint64_t bytes, index_entry *v, int n);
 /* Text of model.safetensors.index.json; NULL for a single file. Lives in the plan. */
 const char *plan_index_json(plan *p, size_t *n);
+
+/* Does any module need an input maximum, or any layer a KV maximum? */
+bool plan_needs_amax(const plan *p);
 
 /* Module by exported name, or NULL. */
 const qmodule *plan_find(const plan *p, str name);

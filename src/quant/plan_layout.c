@@ -59,7 +59,7 @@ static void finish_shard(plan *p, int s, buf *header, uint64_t data_bytes) {
     while (header->n % 8) buf_byte(header, ' ');
     char name[64];
     if (p->n_shards == 1)
-        snprintf(name, sizeof name, "model.safetensors");
+        snprintf(name, sizeof name, "%s", p->head_file ? p->head_file : "model.safetensors");
     else
         snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", s + 1, p->n_shards);
     const char *text = arena_copy(&p->mem, header->p, header->n);
@@ -98,30 +98,49 @@ bool plan_layout(plan *p, uint64_t shard_bytes, err *e) {
 }
 
 static int by_name(const void *a, const void *b) {
-    return str_cmp((*(qtensor *const *)a)->name, (*(qtensor *const *)b)->name);
+    return str_cmp(((const index_entry *)a)->name, ((const index_entry *)b)->name);
+}
+
+void plan_index_text(buf *out, const json *metadata, uint64_t parameters, uint64_t bytes, index_entry *v, int n) {
+    if (n) qsort(v, (size_t)n, sizeof *v, by_name);
+    buf_printf(out, "{\n  \"metadata\": {\n    \"total_parameters\": %llu,\n    \"total_size\": %llu",
+               (unsigned long long)parameters, (unsigned long long)bytes);
+    for (uint32_t i = 0; metadata && i < metadata->n; i++) {
+        const json_member *m = &metadata->u.members[i];
+        if (str_is(m->key, "total_parameters") || str_is(m->key, "total_size")) continue;
+        buf_puts(out, ",\n    ");
+        json_write_str(out, m->key);
+        buf_puts(out, ": ");
+        json_write(out, &m->value);
+    }
+    buf_puts(out, "\n  },\n  \"weight_map\": {\n");
+    for (int i = 0; i < n; i++) {
+        buf_puts(out, "    ");
+        json_write_str(out, v[i].name);
+        buf_printf(out, ": \"%s\"%s\n", v[i].file, i + 1 < n ? "," : "");
+    }
+    buf_puts(out, "  }\n}\n");
 }
 
 const char *plan_index_json(plan *p, size_t *n) {
     if (p->n_shards == 1) return NULL;
     buf b = { 0 };
-    qtensor **sorted = xmalloc((size_t)p->n_tensors * sizeof *sorted);
-    for (int i = 0; i < p->n_tensors; i++) sorted[i] = &p->tensors[i];
-    qsort(sorted, (size_t)p->n_tensors, sizeof *sorted, by_name);
-    buf_printf(
-        &b,
-        "{\n  \"metadata\": {\n    \"total_parameters\": %llu,\n    \"total_size\": %llu\n  },\n  \"weight_map\": {\n",
-        (unsigned long long)p->total_elems, (unsigned long long)p->total_bytes);
-    for (int i = 0; i < p->n_tensors; i++) {
-        buf_puts(&b, "    ");
-        json_write_str(&b, sorted[i]->name);
-        buf_printf(&b, ": \"" STR_FMT "\"%s\n", STR_ARG(p->shards[sorted[i]->shard].file),
-                   i + 1 < p->n_tensors ? "," : "");
-    }
-    buf_puts(&b, "  }\n}\n");
-    free(sorted);
+    index_entry *v = xmalloc((size_t)p->n_tensors * sizeof *v);
+    for (int i = 0; i < p->n_tensors; i++)
+        v[i] = (index_entry){ p->tensors[i].name, p->shards[p->tensors[i].shard].file.p };
+    plan_index_text(&b, NULL, p->total_elems, p->total_bytes, v, p->n_tensors);
+    free(v);
     const char *text = arena_copy(&p->mem, b.p, b.n);
     CHECK(text, "out of memory");
     *n = b.n;
     buf_free(&b);
     return text;
+}
+
+bool plan_needs_amax(const plan *p) {
+    for (int i = 0; i < p->n_tensors; i++) {
+        const qpart part = p->tensors[i].part;
+        if (part == QP_INPUT_SCALE || part == QP_K_SCALE || part == QP_V_SCALE) return true;
+    }
+    return false;
 }

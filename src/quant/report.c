@@ -190,6 +190,14 @@ void report_result(buf *out, const plan *p, const quantize_result *r, const prov
                (double)p->total_bytes / 1e9, r->seconds, r->seconds > 0 ? (double)r->read_bytes / r->seconds / 1e9 : 0);
 }
 
+void report_classes(buf *out, const plan *p, const quantize_result *r, bool as_json) {
+    const table t = collect(p, r);
+    if (as_json)
+        json_rows(out, &t, r != NULL);
+    else
+        text_rows(out, &t, r != NULL);
+}
+
 void report_card(buf *out, const plan *p, const quantize_result *r, const provenance *from) {
     const table t = collect(p, r);
     buf_printf(out,

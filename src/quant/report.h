@@ -13,6 +13,9 @@ void report_plan(buf *out, const plan *p, bool as_json);
  * run). Table or JSON object ("nibble.quantize/1"). */
 void report_result(buf *out, const plan *p, const quantize_result *r, const provenance *from, bool as_json);
 
+/* Only its rows: lines of the table with a heading, or the JSON member "classes". */
+void report_classes(buf *out, const plan *p, const quantize_result *r, bool as_json);
+
 /* Markdown for a model card: format, recipe, calibration, measured error. */
 void report_card(buf *out, const plan *p, const quantize_result *r, const provenance *from);
 
