@@ -148,6 +148,7 @@ ROW(exp_row, k->exp(dst, src, n))
 ROW(scale_div, k->scale_div(dst, src, 3.0f, n))
 ROW(argmax, sink[0][0] += (uint64_t)k->argmax(src, n))
 ROW(nonfinite, sink[0][0] += (uint64_t)k->nonfinite(src, n))
+ROW(block_max, sink[0][0] += (uint64_t)k->block_max(dst, src, n))
 ROW(conv, const float *u[4] = { src, src + n, aux, aux + n }; k->conv_silu(dst, u, aux + 2 * n, 4, (int)n))
 ROW(merge, float M = 0; float L = 1; k->attn_merge(dst, &M, &L, src, -0.5f, 1.0f, (int)n))
 /* 32 heads of a 128 x 128 state, as one GDN layer has them: 2 MB. */
@@ -199,6 +200,7 @@ static const line lines[] = {
     { "scale_div", scale_div, 0, 4096, 0, GELEM, 4096, false },
     { "argmax 248320", argmax, 0, 248320, 0, GELEM, 248320, false },
     { "nonfinite 248320", nonfinite, 0, 248320, 0, GELEM, 248320, false },
+    { "block_max 248320", block_max, 0, 248320, 0, GELEM, 248320, false },
     { "conv_silu 8192", conv, 0, 8192, 0, GELEM, 8192, false },
     { "gdn_step 1 head", gdn, 0, 1, 0, GMAC, 3.0 * 16384, false },
     { "gdn_step 32 heads", gdn, 0, 32, 0, GMAC, 3.0 * 16384 * 32, false },

@@ -48,6 +48,7 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
     g->chunk = opt->chunk > 0 ? opt->chunk : DEFAULT_CHUNK;
     const int rows = g->chunk > OPS_MAX_PENDING + 1 ? g->chunk : OPS_MAX_PENDING + 1;
     if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, e)) return false;
+    if (!sampler_open(&g->sm, g->n.real_vocab, opt->ops.isa, e)) return false;
     if (!state_open(&g->st, &g->n, &g->w, slots, want < limit ? want : limit, g->kv_type, e)) return false;
     if (!scratch_open(&g->sc, &g->n, rows, HEAD_ROWS, e)) return false;
     g->host_logits = xmalloc((size_t)HEAD_ROWS * (size_t)g->n.real_vocab * sizeof(float));
@@ -73,7 +74,7 @@ void engine_close(engine *g) {
     tokenizer_close(g->tok);
     weights_free(&g->w);
     ckpt_close(&g->files);
-    sampler_free(&g->sm);
+    sampler_close(&g->sm);
     free(g->host_logits);
     free(g->slot_used);
     free(g);
@@ -102,6 +103,7 @@ void session_close(session *s) {
     s->g->o->mem_free(s->g->o, s->keep);
     s->g->slot_used[s->slot] = 0;
     free(s->tokens);
+    history_close(&s->seen);
     *s = (session){ 0 };
 }
 

@@ -59,6 +59,7 @@ typedef struct session {
     int mtp_done;  /* draft slots [0, mtp_done) are final */
     float *keep;   /* device: final-norm hidden of positions [done - kept, done) */
     int kept;
+    history seen; /* of the tokens; closed unless the request has penalties */
 } session;
 
 /* A fresh sequence. `drafting` needs a model with an MTP head. Errors: E-ENGINE-SLOTS, E-MACHINE-MEMORY. */
@@ -103,7 +104,8 @@ typedef struct gen_result {
     int64_t drafted_at[ENGINE_MAX_DRAFT];  /* rounds that proposed a draft i */
 } gen_result;
 
-/* Process what session_set left unprocessed, then generate. Errors: E-ENGINE-NONFINITE, device errors. */
+/* Process what session_set left unprocessed, then generate. Errors: E-SAMPLE-PARAM, E-SAMPLE-MASKED, E-ENGINE-NONFINITE,
+ * E-MACHINE-MEMORY, device errors. */
 NODISCARD bool session_generate(session *s, const gen_options *opt, gen_result *out, err *e);
 /* (accepted + rounds) / rounds, or 0 without rounds. */
 double gen_accept_length(const gen_result *r);

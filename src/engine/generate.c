@@ -3,8 +3,6 @@
  * Alignment (rulings 1-5): slot j of the draft layer holds (hidden of position j, token j + 1) and rotates at j; a draft
  * step appends at the next slot with the previous step's own output; verification runs [known, drafts...] through the
  * trunk as tentative rows, of which the accepted prefix is committed by the next pass. */
-#include <math.h>
-
 #include "base/clock.h"
 #include "engine/engine.h"
 
@@ -74,39 +72,42 @@ static bool process_prompt(run *r, err *e) {
     return true;
 }
 
-static bool check_finite(const float *v, int n, int64_t position, err *e) {
-    for (int i = 0; i < n; i++)
-        if (isfinite(v[i])) return true; /* a poisoned row is non-finite everywhere: norms spread it */
-    return fail(e, ERR_INPUT, "E-ENGINE-NONFINITE",
-                "position %lld: the logits are not finite (`nibble inspect --scan` finds "
-                "NaN or Inf in the weights)",
-                (long long)position);
+/* One token from row `row` of the host's logits: as many drafts stand before it in this round. */
+static bool pick(run *r, int32_t *id, int row, int64_t position, err *e) {
+    engine *g = r->s->g;
+    const sampler_row x = { .logits = g->host_logits + (int64_t)row * g->n.real_vocab,
+                            .n = g->n.real_vocab,
+                            .position = position,
+                            .generated = r->out->output_tokens + row,
+                            .seen = r->s->seen.state ? &r->s->seen : NULL };
+    return sampler_draw(&g->sm, id, &r->opt->sampling, &x, e);
 }
 
-/* Tokens for `rows` consecutive positions from hidden rows [rows, H]: token i is drawn for absolute position pos0 + i. */
-static bool choose(run *r, int32_t *picked, const float *hidden, int rows, int64_t pos0, err *e) {
+/* Tokens for `rows` consecutive positions from hidden rows [rows, H]: token i is drawn for absolute position pos0 + i,
+ * with drafts[0..i) before it. Behind the first draft that is not what was drawn, tokens are only of interest to a trace
+ * (and -1 without one). */
+static bool choose(run *r, int32_t *picked, const float *hidden, const int32_t *drafts, int rows, int64_t pos0,
+                   err *e) {
     engine *g = r->s->g;
     const int v = g->n.real_vocab;
+    const bool counting = r->s->seen.state != NULL;
     CHECK(rows <= g->sc.head_rows, "%d rows to choose", rows);
-    const bool greedy = sampler_is_greedy(&r->opt->sampling) && r->opt->logprobs == 0;
-    if (greedy) {
-        if (!forward_argmax(&g->sc, picked, hidden, rows, e)) return false;
-        for (int i = 0; i < rows; i++) {
-            float top;
-            g->o->download(g->o, &top, g->sc.logits + (int64_t)i * v + picked[i], sizeof top);
-            if (!check_finite(&top, 1, pos0 + i, e)) return false;
-        }
-        return true;
-    }
     forward_real_logits(&g->sc, hidden, rows);
     g->o->download(g->o, g->host_logits, g->sc.logits, (size_t)rows * (size_t)v * sizeof(float));
     if (!g->o->sync(g->o, e)) return false;
-    for (int i = 0; i < rows; i++) {
-        const float *row = g->host_logits + (int64_t)i * v;
-        if (!check_finite(row, v, pos0 + i, e)) return false;
-        picked[i] = sampler_draw(&g->sm, &r->opt->sampling, row, v, pos0 + i);
+    bool ok = true, real = true;
+    int pushed = 0;
+    for (int i = 0; i < rows; i++) picked[i] = -1;
+    for (int i = 0; i < rows && ok && (real || r->opt->on_round); i++) {
+        err unused = { 0 }; /* of a position that is not reached */
+        const bool drawn = pick(r, &picked[i], i, pos0 + i, real ? e : &unused);
+        ok = drawn || !real;
+        if (i == rows - 1) break;
+        real = real && picked[i] == drafts[i];
+        if (counting) history_push(&r->s->seen, drafts[i]), pushed++;
     }
-    return true;
+    while (pushed > 0) history_pop(&r->s->seen, drafts[--pushed]);
+    return ok;
 }
 
 static bool is_stop(const gen_options *o, int32_t id) {
@@ -127,6 +128,7 @@ static void emit(run *r, int32_t id, int row) {
         logprob = sampler_logprobs(&g->sm, top, logprobs, n, g->host_logits + (int64_t)row * g->n.real_vocab,
                                    g->n.real_vocab, id);
     r->out->output_tokens++;
+    if (r->s->seen.state) history_push(&r->s->seen, id);
     const bool go_on = o->on_token(o->ctx, id, logprob, n > 0 ? top : NULL, n > 0 ? logprobs : NULL);
     if (is_stop(o, id))
         r->out->finish = GEN_STOP;
@@ -143,7 +145,7 @@ static void emit(run *r, int32_t id, int row) {
 static bool first_token(run *r, err *e) {
     session *s = r->s;
     int32_t id;
-    if (!choose(r, &id, s->keep + (int64_t)(s->kept - 1) * s->g->config.hidden, 1, s->done, e)) return false;
+    if (!choose(r, &id, s->keep + (int64_t)(s->kept - 1) * s->g->config.hidden, NULL, 1, s->done, e)) return false;
     s->tokens[s->n_tokens++] = id;
     emit(r, id, 0);
     return true;
@@ -204,7 +206,7 @@ static bool spec_round(run *r, int depth, err *e) {
         .slot = s->slot, .rows = depth + 1, .pos0 = s->done, .commit = s->pending, .tentative = true
     };
     forward_trunk(&g->sc, &g->st, rows, NULL, &span, 1);
-    if (!choose(r, round.target, g->sc.hidden + g->config.hidden, depth + 1, s->done + 1, e)) return false;
+    if (!choose(r, round.target, g->sc.hidden + g->config.hidden, round.draft, depth + 1, s->done + 1, e)) return false;
     while (round.accepted < depth && round.target[round.accepted] == round.draft[round.accepted]) round.accepted++;
     count_round(r->out, &round);
     if (r->opt->on_round) r->opt->on_round(r->opt->ctx, &round);
@@ -240,11 +242,25 @@ static bool decode(run *r, err *e) {
     return true;
 }
 
+/* Token counts of the sequence, when the request wants penalties. */
+static bool open_history(run *r, err *e) {
+    session *s = r->s;
+    if (!sampler_has_penalties(&r->opt->sampling)) {
+        history_close(&s->seen);
+        return true;
+    }
+    if (!s->seen.state && !history_open(&s->seen, s->g->config.vocab, e)) return false;
+    history_reset(&s->seen);
+    history_prompt(&s->seen, s->tokens, s->n_tokens);
+    return true;
+}
+
 bool session_generate(session *s, const gen_options *opt, gen_result *out, err *e) {
     run r = { .s = s, .opt = opt, .out = out };
     CHECK(opt->depth >= 0 && opt->depth <= ENGINE_MAX_DRAFT, "draft depth %d", opt->depth);
     *out = (gen_result){ .prompt_tokens = s->n_tokens, .cached_tokens = s->done };
     const double t0 = clock_seconds();
+    if (!sampler_check(&opt->sampling, s->g->n.real_vocab, e) || !open_history(&r, e)) return false;
     if (!process_prompt(&r, e)) return false;
     if (!r.ended && !first_token(&r, e)) return false;
     const double t1 = clock_seconds();

@@ -11,6 +11,8 @@
 
 typedef enum kern_isa { ISA_REF, ISA_AVX2, ISA_AVX512, ISA_AMX, ISA_NEON, ISA_COUNT } kern_isa;
 
+enum { KERN_BLOCK = 256 }; /* elements per maximum of block_max */
+
 typedef struct kern {
     kern_isa isa;
 
@@ -37,6 +39,9 @@ typedef struct kern {
     int64_t (*argmax)(const float *x, int64_t n);
     /* Count of NaN or Inf. */
     int64_t (*nonfinite)(const float *x, int64_t n);
+    /* max[b] = largest number among x[b * KERN_BLOCK ..), a zero counting as +0; NaN is passed over, -inf when nothing
+     * else is there; ceil(n / KERN_BLOCK) values. True when every x is finite. */
+    bool (*block_max)(float *max, const float *x, int64_t n);
 
     /* ---- GDN ---- */
     /* c[ch] = silu(acc), acc = +0, then for j = 0..taps-1: acc = fma(w[ch * taps + j], u[j][ch], acc); channels [0, n). */

@@ -72,6 +72,17 @@ static int64_t nonfinite(const float *x, int64_t n) {
     return count;
 }
 
+static bool block_max(float *max, const float *x, int64_t n) {
+    bool finite = true;
+    for (int64_t i = 0; i < n; i++) {
+        float *m = &max[i / KERN_BLOCK];
+        if (i % KERN_BLOCK == 0) *m = -INFINITY;
+        if (x[i] > *m) *m = x[i] + 0.0f;
+        finite &= isfinite(x[i]) != 0;
+    }
+    return finite;
+}
+
 void KERN_REF(row_init)(kern *k) {
     k->bf16_to_f32 = upcast;
     k->f32_to_bf16 = downcast;
@@ -86,4 +97,5 @@ void KERN_REF(row_init)(kern *k) {
     k->scale_div = scale_div;
     k->argmax = argmax;
     k->nonfinite = nonfinite;
+    k->block_max = block_max;
 }

@@ -83,3 +83,22 @@ void num_sincos(double x, float *sin_out, float *cos_out) {
     default: *sin_out = (float)-cs, *cos_out = (float)sn; break;
     }
 }
+
+/* x = 2^k m with m in [sqrt(1/2), sqrt(2)]; log m = 2 atanh(s) with s = (m - 1) / (m + 1), |s| < 0.1716: the first term
+ * left out is below 2^-65 of the result. */
+double num_log(double x) {
+    if (!(x >= 0x1p-1022)) return NAN;
+    if (isinf(x)) return x;
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    int k = (int)(u >> 52) - 1023;
+    u = (u & 0xfffffffffffffu) | (uint64_t)1023 << 52;
+    double m;
+    memcpy(&m, &u, sizeof m);
+    if (m > 0x1.6a09e667f3bcdp+0) m *= 0.5, k++;
+    const double s = (m - 1) / (m + 1), z = s * s;
+    double p = 0;
+    for (int i = 11; i >= 1; i--) p = (p + 1.0 / (2 * i + 1)) * z;
+    /* ln 2 in two parts: the product with the first is exact. */
+    return k * 0x1.62e42fee00000p-1 + (2 * s + (2 * s * p + k * 0x1.a39ef35793c76p-33));
+}

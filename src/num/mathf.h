@@ -16,5 +16,8 @@ float num_softplus(float x); /* x > 20 ? x : log1p(exp(x)) */
 /* sin and cos of a double angle |x| <= 2^31, each rounded once to float32 from a double result that is the same
  * on every machine (no libm). */
 void num_sincos(double x, float *sin_out, float *cos_out);
+/* Natural logarithm of a normal double > 0, within 2 ulp; IEEE + - * / only, the same double on every machine. inf at
+ * inf, NaN for everything else. */
+double num_log(double x);
 
 #endif

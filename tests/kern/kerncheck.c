@@ -243,6 +243,19 @@ static void index_shape(testcase *t, int step) {
 static void index_store(testcase *t, int64_t v) { memcpy(t->out[0].p, &v, 8); }
 static void argmax_call(const kern *k, testcase *t) { index_store(t, k->argmax(IN(0, float), t->a)); }
 static void nonfinite_call(const kern *k, testcase *t) { index_store(t, k->nonfinite(IN(0, float), t->a)); }
+/* c = the flag that the call returned, as an output of its own */
+static void block_max_shape(testcase *t, int step) {
+    t->a = step < 60 ? between(1, 300) : between(1, 2100);
+    input(t, t->a, F32);
+    if (step % 4 == 1) /* finite but for the last element */
+        for (int64_t i = 0; i < t->a; i++)
+            IN(0, float)[i] = i < t->a - 1 || step % 8 == 1 ? uniform() - 0.5f : INFINITY;
+    output(t, (t->a + KERN_BLOCK - 1) / KERN_BLOCK, F32);
+    output(t, 1, F32);
+}
+static void block_max_call(const kern *k, testcase *t) {
+    *OUT(1, float) = k->block_max(OUT(0, float), IN(0, float), t->a) ? 1.0f : 0.0f;
+}
 
 /* a = channels, b = taps */
 static void conv_shape(testcase *t, int step) {
@@ -336,6 +349,7 @@ static const member members[] = {
     { "exp", row1_shape, exp_call, F32, 110 },
     { "argmax", index_shape, argmax_call, -1, 110 },
     { "nonfinite", index_shape, nonfinite_call, -1, 110 },
+    { "block_max", block_max_shape, block_max_call, F32, 110 },
     { "conv_silu", conv_shape, conv_call, F32, 110 },
     { "gdn_step", gdn_shape, gdn_call, F32, 90 },
     { "attn_tile_f32", attn_f32_shape, attn_tile_f32_call, F32, 70 },
@@ -499,6 +513,7 @@ static const uint64_t frozen[ARRAY_LEN(members)] = {
     0x59ac262df4bcbfe2, /* exp */
     0x6dd9fcfe5d38a0ae, /* argmax */
     0xb282300d60420002, /* nonfinite */
+    0x5f417a324e104404, /* block_max */
     0x9683de9e8c8559b2, /* conv_silu */
     0xd52439c4e74b6744, /* gdn_step */
     0xa671dc32cdd0f435, /* attn_tile_f32 */
