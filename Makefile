@@ -19,10 +19,12 @@ tag   := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(S
 B     ?= build/$(tag)
 
 ifneq ($(ARCH),$(HOST))
-  # Cross build against Debian's multiarch libraries; its programs run under qemu-user.
+  # Cross build against Debian's multiarch libraries; its programs run under qemu-user with the loader of the same
+  # packages. (The cross compiler's own loader, /usr/$(TARGET)/lib, may be an older build than their libc: then the two
+  # disagree about the loader's lists, and the first pthread_create walks one of them for ever.)
   TARGET     := $(ARCH)-linux-gnu
   override CC := $(if $(findstring clang,$(CC)),$(CC) --target=$(TARGET),$(TARGET)-gcc)
-  RUNNER     ?= qemu-$(ARCH)
+  RUNNER     ?= qemu-$(ARCH) -L /
   PKG_CONFIG := PKG_CONFIG_LIBDIR=/usr/lib/$(TARGET)/pkgconfig:/usr/share/pkgconfig pkg-config
 else
   PKG_CONFIG := pkg-config

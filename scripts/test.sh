@@ -66,24 +66,7 @@ run_tsan() {
   $runner $probe || return 1
   TSAN_OPTIONS=halt_on_error=1 TEST_TIMEOUT=600 RUNNER=$runner make -j"$jobs" WERROR=1 CC=gcc SAN=thread test T="test_pool opscheck test_oracle_logits test_quantize"
 }
-# Some builds of qemu-user loop for ever in the first pthread_create. Then: one CPU, so that pools start no thread, and the
-# programs that start threads themselves are left out, by name, in the log.
-run_arm() {
-  local probe=$logs/arm-probe alone="test_pool test_diff_engine opscheck test_tokenizer test_quantize test_weights test_oracle_export test_oracle_w4a4 test_oracle_greedy"
-  printf '#include <pthread.h>\nstatic void *f(void *a) { return a; }\nint main(void) { pthread_t t; return pthread_create(&t, 0, f, 0) || pthread_join(t, 0); }\n' |
-    aarch64-linux-gnu-gcc -pthread -x c - -o $probe || return 1
-  if timeout 20 qemu-aarch64 -L /usr/aarch64-linux-gnu $probe; then
-    TEST_TIMEOUT=900 make -j"$jobs" WERROR=1 ARCH=aarch64 test
-    return
-  fi
-  echo "this qemu-user cannot start threads; not run under it: $alone"
-  local t all=
-  for t in tests/*/test_*.c tests/*/*check.c; do
-    t=$(basename "$t" .c)
-    case " $alone " in *" $t "*) ;; *) all="$all $t" ;; esac
-  done
-  TEST_TIMEOUT=900 RUNNER="taskset -c 0 qemu-aarch64 -L /usr/aarch64-linux-gnu" make -j"$jobs" WERROR=1 ARCH=aarch64 test T="$all"
-}
+run_arm() { TEST_TIMEOUT=900 make -j"$jobs" WERROR=1 ARCH=aarch64 test; }
 
 stage setup scripts/setup.sh "${setup[@]}" || { echo "$passed passed, $failed failed"; exit 4; }
 for s in "${stages[@]}"; do stage "$s" "run_$s"; done
