@@ -38,17 +38,24 @@ volatile const int *cmd_interrupt_all(void);
 
 /* Sampling options shared by run and chat; negative or unset = as the checkpoint's generation_config.json says. */
 typedef struct cmd_sampling {
-    double temperature, top_p, min_p;
-    int top_k, spec, max_tokens, ctx, kv, act, think;
+    double temperature, top_p, min_p, presence, frequency, repetition;
+    int top_k, spec, max_tokens, min_tokens, ctx, kv, act, think;
     int64_t seed;
     const char *system;
-    bool has_temperature, has_top_p, has_min_p, has_top_k, has_spec, has_seed;
+    arg_strings stops, bias, stop_ids; /* as given */
+    bool has_temperature, has_top_p, has_min_p, has_top_k, has_spec, has_seed, ignore_eos;
+    bool has_presence, has_frequency, has_repetition;
+    sampler_bias *bias_values; /* what cmd_sampler made of bias and stop_ids */
+    int32_t *stop_values;
 } cmd_sampling;
-enum { CMD_SAMPLING_OPTIONS = 15 };
+enum { CMD_SAMPLING_OPTIONS = 23 };
 /* Fill opts[CMD_SAMPLING_OPTIONS] for `s` and set s to its defaults. */
 void cmd_sampling_options(arg_opt *opts, cmd_sampling *s);
-/* Merge with the checkpoint's defaults; draws a seed when none is given. */
-sampler_params cmd_sampler(const cmd_sampling *s, const model_config *c);
+/* Merge with the checkpoint's defaults; draws a seed when none is given. *out borrows from s until cmd_sampling_free; its
+ * stop ids are all that end a generation. Errors: E-USAGE (a bias or stop id that is none), E-SAMPLE-PARAM. Says:
+ * W-SAMPLE-PENALTIES. */
+NODISCARD bool cmd_sampler(sampler_params *out, cmd_sampling *s, const engine *g, err *e);
+void cmd_sampling_free(cmd_sampling *s);
 NODISCARD bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, err *e);
 
 #endif

@@ -75,14 +75,15 @@ static bool turn(chat *c, const char *line, err *e) {
     add_message(c, "user", str_of(line), (str){ 0 });
     bool ok = prompt_ids(c, &prompt, &thinks, e) && session_set(&c->s, prompt.v, (int)prompt.n, e);
     if (ok) {
-        reply_init(&c->r, c->g->tok, thinks, NULL, NULL, 0);
+        reply_init(&c->r, c->g->tok, thinks, NULL, c->opt.stops.v, c->opt.stops.n);
+        c->r.min_tokens = c->sampling.min_tokens;
         c->r.on_piece = show_piece;
         c->r.ctx = c;
         const gen_options gen = { .max_tokens = c->opt.max_tokens,
                                   .depth = c->depth,
                                   .sampling = c->sampling,
-                                  .stop_ids = c->g->config.stop_ids,
-                                  .n_stop_ids = c->g->config.stop_count,
+                                  .stop_ids = c->sampling.stop_ids,
+                                  .n_stop_ids = c->sampling.n_stop_ids,
                                   .on_token = on_token,
                                   .ctx = c,
                                   .cancel = cmd_interrupt() };
@@ -190,8 +191,7 @@ int cmd_chat(int argc, char **argv, err *e) {
         cmd_open_engine(&c.g, dir, &c.opt, true, e)) {
         if (!c.g->tmpl) {
             fail(e, ERR_INPUT, "E-TEMPLATE-MISSING", "%s: no chat template (use `nibble run --raw`)", dir);
-        } else {
-            c.sampling = cmd_sampler(&c.opt, &c.g->config);
+        } else if (cmd_sampler(&c.sampling, &c.opt, c.g, e)) {
             c.depth = !c.g->n.has_mtp ? 0 : c.opt.has_spec ? c.opt.spec : 2;
             if (session_open(&c.s, c.g, c.depth > 0, e)) code = talk(&c, e);
             session_close(&c.s);
@@ -200,5 +200,6 @@ int cmd_chat(int argc, char **argv, err *e) {
     engine_close(c.g);
     buf_free(&c.messages);
     arg_strings_free(&pos);
+    cmd_sampling_free(&c.opt);
     return code;
 }

@@ -12,9 +12,8 @@
 typedef struct options {
     cmd_sampling s;
     const char *prompt, *request, *ids;
-    bool raw, trace_rounds, ignore_eos;
+    bool raw, trace_rounds;
     int logprobs;
-    arg_strings stops;
 } options;
 
 /* What one run gathers while tokens arrive. */
@@ -177,8 +176,11 @@ static void report_json(const options *o, const live *l, const id_list *prompt, 
     if (o->logprobs)
         buf_printf(&b, ",\"logprobs\":[" STR_FMT "]", (int)l->logprobs.n, l->logprobs.n ? l->logprobs.p : "");
     if (o->trace_rounds) buf_printf(&b, ",\"rounds\":[" STR_FMT "]", (int)l->rounds.n, l->rounds.n ? l->rounds.p : "");
-    buf_printf(&b, ",\"sampling\":{\"temperature\":%g,\"top_k\":%d,\"top_p\":%g,\"min_p\":%g,\"seed\":%llu}",
-               p->temperature, p->top_k, p->top_p, p->min_p, (unsigned long long)p->seed);
+    buf_printf(&b,
+               ",\"sampling\":{\"temperature\":%g,\"top_k\":%d,\"top_p\":%g,\"min_p\":%g,\"presence_penalty\":%g,"
+               "\"frequency_penalty\":%g,\"repetition_penalty\":%g,\"min_tokens\":%d,\"seed\":%llu}",
+               p->temperature, p->top_k, p->top_p, p->min_p, p->presence, p->frequency, p->repetition, p->min_tokens,
+               (unsigned long long)p->seed);
     buf_printf(&b, ",\"device\":\"%s\",\"isa\":\"%s\",\"threads\":%d}\n", l->g->o->device, l->g->o->isa,
                l->g->o->threads);
     fwrite(b.p, 1, b.n, stdout);
@@ -208,33 +210,34 @@ static bool check_options(const options *o, err *e) {
     return true;
 }
 
-static int answer(const options *o, engine *g, double load_seconds, err *e) {
+static int answer(options *o, engine *g, double load_seconds, err *e) {
     arena mem = { 0 };
     const json *request;
     id_list prompt = { 0 };
     bool thinks;
     int code = 0;
     session s = { 0 };
-    const sampler_params p = cmd_sampler(&o->s, &g->config);
+    sampler_params p;
     const int depth = !g->n.has_mtp ? 0 : o->s.has_spec ? o->s.spec : 2;
     if (o->s.has_spec && o->s.spec > 0 && !g->n.has_mtp)
         log_say("W-SPEC-NO-HEAD", "%s: no draft head, --spec %d is ignored", g->files.dir, o->s.spec);
     live l = { .g = g, .text = g->tok != NULL, .show = !cmd_common()->json, .tty = isatty(STDERR_FILENO) };
     context c = { &l, o->logprobs };
     gen_result r;
-    bool ok = make_prompt(o, g, &mem, &request, &prompt, &thinks, e) && session_open(&s, g, depth > 0, e) &&
-              session_set(&s, prompt.v, (int)prompt.n, e);
+    bool ok = cmd_sampler(&p, &o->s, g, e) && make_prompt(o, g, &mem, &request, &prompt, &thinks, e) &&
+              session_open(&s, g, depth > 0, e) && session_set(&s, prompt.v, (int)prompt.n, e);
     if (ok) {
         if (l.text) {
-            reply_init(&l.r, g->tok, thinks, json_get(request, "tools"), o->stops.v, o->stops.n);
+            reply_init(&l.r, g->tok, thinks, json_get(request, "tools"), o->s.stops.v, o->s.stops.n);
+            l.r.min_tokens = p.min_tokens;
             l.r.on_piece = show_piece;
             l.r.ctx = &l;
         }
         const gen_options gen = { .max_tokens = o->s.max_tokens,
                                   .depth = depth,
                                   .sampling = p,
-                                  .stop_ids = g->config.stop_ids,
-                                  .n_stop_ids = o->ignore_eos ? 0 : g->config.stop_count,
+                                  .stop_ids = p.stop_ids,
+                                  .n_stop_ids = p.n_stop_ids,
                                   .logprobs = o->logprobs,
                                   .on_token = on_token,
                                   .on_round = o->trace_rounds ? on_round : NULL,
@@ -269,7 +272,7 @@ int cmd_run(int argc, char **argv, err *e) {
     options o = { 0 };
     static const char *const prefill_choices[] = { "exact", NULL }, *const head_choices[] = { "full", NULL };
     int prefill = 0, head = 0;
-    arg_opt opts[CMD_SAMPLING_OPTIONS + 12] = {
+    arg_opt opts[CMD_SAMPLING_OPTIONS + 10] = {
         { .type = ARG_GROUP, .help = "Prompt" },
         { .type = ARG_STR,
           .name = "prompt",
@@ -293,12 +296,6 @@ int cmd_run(int argc, char **argv, err *e) {
     cmd_sampling_options(opts + n, &o.s);
     n += CMD_SAMPLING_OPTIONS;
     const arg_opt more[] = {
-        { .type = ARG_LIST,
-          .name = "stop",
-          .meta = "TEXT",
-          .dst = &o.stops,
-          .help = "end before this text (repeatable)" },
-        { .type = ARG_FLAG, .name = "ignore-eos", .dst = &o.ignore_eos, .help = "go on behind the stop ids" },
         { .type = ARG_INT,
           .name = "logprobs",
           .meta = "N",
@@ -345,6 +342,6 @@ int cmd_run(int argc, char **argv, err *e) {
         engine_close(g);
     }
     arg_strings_free(&pos);
-    arg_strings_free(&o.stops);
+    cmd_sampling_free(&o.s);
     return code;
 }

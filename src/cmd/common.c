@@ -135,7 +135,7 @@ volatile const int *cmd_interrupt_all(void) {
 /* ---- sampling ---- */
 
 void cmd_sampling_options(arg_opt *o, cmd_sampling *s) {
-    *s = (cmd_sampling){ .top_p = 1, .max_tokens = 1024 };
+    *s = (cmd_sampling){ .top_p = 1, .repetition = 1, .max_tokens = 1024 };
     const arg_opt table[CMD_SAMPLING_OPTIONS] = {
         { .type = ARG_GROUP, .help = "Generation" },
         { .type = ARG_INT,
@@ -182,6 +182,59 @@ void cmd_sampling_options(arg_opt *o, cmd_sampling *s) {
           .fhi = 1,
           .none = "the checkpoint's",
           .help = "drop what is P times less likely than the best; 0 is off" },
+        { .type = ARG_DOUBLE,
+          .name = "presence-penalty",
+          .meta = "X",
+          .dst = &s->presence,
+          .given = &s->has_presence,
+          .flo = -2,
+          .fhi = 2,
+          .none = "the checkpoint's",
+          .help = "subtract X from the logit of every generated token; 0 is off" },
+        { .type = ARG_DOUBLE,
+          .name = "frequency-penalty",
+          .meta = "X",
+          .dst = &s->frequency,
+          .given = &s->has_frequency,
+          .flo = -2,
+          .fhi = 2,
+          .none = "the checkpoint's",
+          .help = "subtract X for each time it was generated; 0 is off" },
+        { .type = ARG_DOUBLE,
+          .name = "repetition-penalty",
+          .meta = "X",
+          .dst = &s->repetition,
+          .given = &s->has_repetition,
+          .flo = 0.01,
+          .fhi = 100,
+          .none = "the checkpoint's",
+          .help = "divide (a negative one: multiply) the logit of every token of prompt and answer by X; 1 is off" },
+        { .type = ARG_LIST,
+          .name = "logit-bias",
+          .meta = "ID=X",
+          .dst = &s->bias,
+          .help = "add X, within -100 and 100, to the logit of a token id (repeatable)" },
+        { .type = ARG_LIST,
+          .name = "stop",
+          .meta = "TEXT",
+          .dst = &s->stops,
+          .help = "end before this text (repeatable)" },
+        { .type = ARG_LIST,
+          .name = "stop-id",
+          .meta = "ID",
+          .dst = &s->stop_ids,
+          .help = "end with this token id, besides the checkpoint's (repeatable)" },
+        { .type = ARG_INT,
+          .name = "min-tokens",
+          .meta = "N",
+          .dst = &s->min_tokens,
+          .lo = 0,
+          .hi = 1 << 24,
+          .help = "no stop id and no stop text within the first N tokens" },
+        { .type = ARG_FLAG,
+          .name = "ignore-eos",
+          .dst = &s->ignore_eos,
+          .help = "the checkpoint's stop ids do not end the answer" },
         { .type = ARG_INT64,
           .name = "seed",
           .meta = "N",
@@ -234,24 +287,83 @@ void cmd_sampling_options(arg_opt *o, cmd_sampling *s) {
     memcpy(o, table, sizeof table);
 }
 
-sampler_params cmd_sampler(const cmd_sampling *s, const model_config *c) {
-    sampler_params p = { .temperature = 1, .top_p = 1 };
-    if (c->gen.has_temperature) p.temperature = c->gen.temperature;
-    if (!c->gen.do_sample) p.temperature = 0;
-    if (c->gen.has_top_k) p.top_k = c->gen.top_k;
-    if (c->gen.has_top_p) p.top_p = c->gen.top_p;
-    if (c->gen.has_min_p) p.min_p = c->gen.min_p;
-    if (s->has_temperature) p.temperature = s->temperature;
-    if (s->has_top_k) p.top_k = s->top_k;
-    if (s->has_top_p) p.top_p = s->top_p;
-    if (s->has_min_p) p.min_p = s->min_p;
+/* The checkpoint's stop ids, unless they are ignored, and the command line's. */
+static bool read_stop_ids(sampler_params *p, cmd_sampling *s, const engine *g, err *e) {
+    const model_config *c = &g->config;
+    int own = 0;
+    s->stop_values = xrealloc(s->stop_values, (size_t)(c->stop_count + s->stop_ids.n + 1) * sizeof *s->stop_values);
+    for (int i = 0; i < c->stop_count && !s->ignore_eos; i++) /* padding rows of the vocabulary are never drawn */
+        if (c->stop_ids[i] < g->n.real_vocab) s->stop_values[own++] = c->stop_ids[i];
+    for (int i = 0; i < s->stop_ids.n; i++) {
+        int64_t id;
+        if (!args_int(&id, s->stop_ids.v[i]) || id < 0 || id > INT32_MAX)
+            return fail(e, ERR_USAGE, "E-USAGE", "--stop-id: '%s' is not a token id", s->stop_ids.v[i]);
+        s->stop_values[own + i] = (int32_t)id;
+    }
+    p->stop_ids = s->stop_values;
+    p->n_stop_ids = own + s->stop_ids.n;
+    return true;
+}
+
+static bool read_bias(sampler_params *p, cmd_sampling *s, err *e) {
+    s->bias_values = xrealloc(s->bias_values, (size_t)(s->bias.n + 1) * sizeof *s->bias_values);
+    for (int i = 0; i < s->bias.n; i++) {
+        const char *text = s->bias.v[i], *equals = strchr(text, '=');
+        char id_text[24];
+        int64_t id;
+        double value;
+        if (!equals || snprintf(id_text, sizeof id_text, "%.*s", (int)(equals - text), text) >= (int)sizeof id_text ||
+            !args_int(&id, id_text) || id < 0 || id > INT32_MAX || !args_double(&value, equals + 1))
+            return fail(e, ERR_USAGE, "E-USAGE", "--logit-bias: '%s' is not ID=X", text);
+        s->bias_values[i] = (sampler_bias){ (int32_t)id, (float)value };
+    }
+    p->bias = s->bias_values;
+    p->n_bias = s->bias.n;
+    return true;
+}
+
+/* What generation_config.json says, then what the command line says. */
+static void merge(sampler_params *p, const cmd_sampling *s, const model_config *c) {
+    if (c->gen.has_temperature) p->temperature = c->gen.temperature;
+    if (!c->gen.do_sample) p->temperature = 0;
+    if (c->gen.has_top_k) p->top_k = c->gen.top_k;
+    if (c->gen.has_top_p) p->top_p = c->gen.top_p;
+    if (c->gen.has_min_p) p->min_p = c->gen.min_p;
+    if (c->gen.has_presence) p->presence = c->gen.presence;
+    if (c->gen.has_frequency) p->frequency = c->gen.frequency;
+    if (c->gen.has_repetition) p->repetition = c->gen.repetition;
+    if (s->has_temperature) p->temperature = s->temperature;
+    if (s->has_top_k) p->top_k = s->top_k;
+    if (s->has_top_p) p->top_p = s->top_p;
+    if (s->has_min_p) p->min_p = s->min_p;
+    if (s->has_presence) p->presence = s->presence;
+    if (s->has_frequency) p->frequency = s->frequency;
+    if (s->has_repetition) p->repetition = s->repetition;
+}
+
+bool cmd_sampler(sampler_params *out, cmd_sampling *s, const engine *g, err *e) {
+    sampler_params p = { .temperature = 1, .top_p = 1, .repetition = 1, .min_tokens = s->min_tokens };
+    merge(&p, s, &g->config);
+    if (!read_stop_ids(&p, s, g, e) || !read_bias(&p, s, e) || !sampler_check(&p, g->n.real_vocab, e)) return false;
+    if (p.presence + p.frequency > 1.5)
+        log_say("W-SAMPLE-PENALTIES", "presence %g and frequency %g penalty together: long answers lose their grammar",
+                p.presence, p.frequency);
     p.seed = (uint64_t)s->seed;
     if (!s->has_seed && !sampler_is_greedy(&p)) {
         uint32_t r = 0;
         if (getrandom(&r, sizeof r, 0) != (ssize_t)sizeof r) r = (uint32_t)getpid();
         p.seed = r;
     }
-    return p;
+    *out = p;
+    return true;
+}
+
+void cmd_sampling_free(cmd_sampling *s) {
+    arg_strings_free(&s->stops);
+    arg_strings_free(&s->bias);
+    arg_strings_free(&s->stop_ids);
+    free(s->bias_values);
+    free(s->stop_values);
 }
 
 bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, err *e) {

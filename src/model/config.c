@@ -331,21 +331,15 @@ static bool read_sampling(reader *r, err *e) {
         !field_double_opt(&r->gen, "temperature", 0, 100, &c->gen.temperature, &c->gen.has_temperature, e) ||
         !field_int_opt(&r->gen, "top_k", 0, 1 << 24, &c->gen.top_k, &c->gen.has_top_k, e) ||
         !field_double_opt(&r->gen, "top_p", 0, 1, &c->gen.top_p, &c->gen.has_top_p, e) ||
-        !field_double_opt(&r->gen, "min_p", 0, 1, &c->gen.min_p, &c->gen.has_min_p, e))
+        !field_double_opt(&r->gen, "min_p", 0, 1, &c->gen.min_p, &c->gen.has_min_p, e) ||
+        !field_double_opt(&r->gen, "presence_penalty", -2, 2, &c->gen.presence, &c->gen.has_presence, e) ||
+        !field_double_opt(&r->gen, "frequency_penalty", -2, 2, &c->gen.frequency, &c->gen.has_frequency, e) ||
+        !field_double_opt(&r->gen, "repetition_penalty", 0.01, 100, &c->gen.repetition, &c->gen.has_repetition, e))
         return false;
-    static const struct {
-        const char *key;
-        double neutral;
-    } others[] = {
-        { "repetition_penalty", 1 }, { "presence_penalty", 0 }, { "frequency_penalty", 0 }, { "typical_p", 1 }
-    };
-    for (int i = 0; i < (int)ARRAY_LEN(others); i++) {
-        double v = others[i].neutral;
-        if (!field_double_opt(&r->gen, others[i].key, -100, 100, &v, NULL, e)) return false;
-        if (v != others[i].neutral)
-            log_say("N-CONFIG-SAMPLING", "%s/%s: %s %g is not applied by default", r->gen.dir, r->gen.file,
-                    others[i].key, v);
-    }
+    double typical = 1;
+    if (!field_double_opt(&r->gen, "typical_p", -100, 100, &typical, NULL, e)) return false;
+    if (typical != 1)
+        log_say("N-CONFIG-SAMPLING", "%s/%s: typical_p %g is not applied", r->gen.dir, r->gen.file, typical);
     return true;
 }
 

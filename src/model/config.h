@@ -50,8 +50,8 @@ typedef struct model_config {
 
     int stop_count, stop_ids[CONFIG_MAX_STOPS]; /* generation_config's eos_token_id, else config's */
     struct {                                    /* generation_config.json; `set` false where it says nothing */
-        bool do_sample, has_temperature, has_top_k, has_top_p, has_min_p;
-        double temperature, top_p, min_p;
+        bool do_sample, has_temperature, has_top_k, has_top_p, has_min_p, has_presence, has_frequency, has_repetition;
+        double temperature, top_p, min_p, presence, frequency, repetition;
         int top_k;
     } gen;
 } model_config;

@@ -58,7 +58,10 @@ static void drain(reply *r) {
 bool reply_push(reply *r, int32_t id) {
     if (r->stopped) return false;
     detok_push(r->t, &r->d, id, true, &r->raw);
-    drain(r);
+    if (++r->n_tokens <= r->min_tokens)
+        release(r, r->raw.n);
+    else
+        drain(r);
     return !r->stopped;
 }
 

@@ -18,7 +18,8 @@ typedef struct reply {
     int n_calls;
     const char *const *stops;
     int n_stops;
-    bool stopped;                                            /* a stop string completed */
+    int min_tokens, n_tokens; /* stop strings are looked for in what comes behind the first min_tokens ids */
+    bool stopped;             /* a stop string completed */
     void (*on_piece)(void *ctx, split_kind kind, str piece); /* TEXT and THOUGHT as they come; may be NULL */
     void *ctx;
 } reply;

@@ -128,6 +128,92 @@ static void test_speculation_is_invisible(void **state) {
     }
 }
 
+/* ---- penalties ---- */
+
+typedef struct counted {
+    out o;
+    int count[1700];
+    const sampler_params *p;
+    bool greedy;
+} counted;
+
+/* Presence and frequency penalties do not care that a log-probability is a logit less a constant: the greedy choice must be
+ * the best of the raw log-probabilities less what the tokens before it cost. */
+static bool on_counted(void *ctx, int32_t id, double logprob, const int32_t *top, const double *values) {
+    counted *c = ctx;
+    assert_in_range(c->o.n, 0, 299);
+    c->o.v[c->o.n++] = id;
+    if (c->greedy && c->p->repetition == 1) {
+        const double mine = logprob - c->p->frequency * c->count[id] - (c->count[id] > 0 ? c->p->presence : 0);
+        for (int i = 0; i < 64; i++) {
+            const int n = c->count[top[i]];
+            const double other = values[i] - c->p->frequency * n - (n > 0 ? c->p->presence : 0);
+            if (!(mine > other - 1e-5)) fail_msg("token %d: id %d, but %d is better", c->o.n - 1, id, top[i]);
+        }
+    }
+    c->count[id]++;
+    return true;
+}
+
+static gen_result penalized(counted *c, engine *g, const int32_t *prompt, int n, int depth, const sampler_params *p) {
+    err e = { 0 };
+    session s;
+    gen_result r;
+    *c = (counted){ .p = p, .greedy = sampler_is_greedy(p) };
+    OK(session_open(&s, g, depth > 0, &e));
+    OK(session_set(&s, prompt, n, &e));
+    const gen_options opt = {
+        .max_tokens = 60, .depth = depth, .on_token = on_counted, .ctx = c, .sampling = *p, .logprobs = 64
+    };
+    OK(session_generate(&s, &opt, &r, &e));
+    session_close(&s);
+    return r;
+}
+
+static void test_penalties_and_drafts(void **state) {
+    (void)state;
+    const sampler_bias bias[] = { { 17, 2 }, { 300, -100 } };
+    const int32_t stops[] = { 17, 198 };
+    const sampler_params all[] = {
+        { .repetition = 1, .presence = 1.5, .frequency = 0.3 },
+        { .repetition = 1.2 },
+        { .temperature = 0.8, .top_k = 20, .top_p = 0.95, .repetition = 1, .presence = 1.5, .seed = seed },
+        { .temperature = 1, .top_p = 0.9, .repetition = 1.1, .frequency = 0.2, .seed = seed, .choice = 1 },
+        { .temperature = 1,
+          .top_p = 1,
+          .min_p = 0.05,
+          .repetition = 1,
+          .presence = -0.5,
+          .bias = bias,
+          .n_bias = 2,
+          .stop_ids = stops,
+          .n_stop_ids = 2,
+          .min_tokens = 31,
+          .seed = seed },
+    };
+    engine *g = open_with(2, ISA_COUNT, NULL, 0, 1, KV_CACHE_F32);
+    int64_t accepted = 0;
+    int changed = 0;
+    for (uint32_t i = 0; i < ARRAY_LEN(all); i++) {
+        int32_t prompt[40];
+        counted off, on;
+        const int n = 1 + (int)draw(1900 + i, 39);
+        random_prompt(prompt, n, 30 + i);
+        penalized(&off, g, prompt, n, 0, &all[i]);
+        for (int t = 0; t < 31 && all[i].min_tokens; t++) assert_true(off.o.v[t] != 17 && off.o.v[t] != 198);
+        const out plain = generate(g, prompt, n, 0, all[i].temperature, 60);
+        changed += memcmp(plain.v, off.o.v, sizeof plain.v) != 0;
+        for (int depth = 1; depth <= ENGINE_MAX_DRAFT; depth += depth == 3 ? 2 : 1) {
+            const gen_result r = penalized(&on, g, prompt, n, depth, &all[i]);
+            same(&off.o, &on.o, "speculation with penalties");
+            accepted += r.accepted;
+        }
+    }
+    printf("%lld drafts accepted under penalties\n", (long long)accepted);
+    assert_true(accepted > 20 && changed >= 3); /* else nothing was tested */
+    engine_close(g);
+}
+
 /* Two sequences in one batch, interleaved with another's rows, against each alone. */
 static void test_batch_mates(void **state) {
     (void)state;
@@ -223,9 +309,10 @@ int main(void) {
     const char *s = getenv("SEED");
     seed = s ? strtoull(s, NULL, 0) : 20261202;
     printf("seed %llu\n", (unsigned long long)seed);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_hidden_bits),
-                                        cmocka_unit_test(test_speculation_is_invisible),
-                                        cmocka_unit_test(test_batch_mates), cmocka_unit_test(test_continued_session),
-                                        cmocka_unit_test(test_end_of_context) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hidden_bits),          cmocka_unit_test(test_speculation_is_invisible),
+        cmocka_unit_test(test_penalties_and_drafts), cmocka_unit_test(test_batch_mates),
+        cmocka_unit_test(test_continued_session),    cmocka_unit_test(test_end_of_context)
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

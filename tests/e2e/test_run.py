@@ -83,3 +83,55 @@ def test_tool_call(nibble, tiny, tmp_path, oracle):
     (tmp_path / "r.json").write_text(json.dumps({**request, "enable_thinking": False}))
     r = run(nibble, tiny, "--request", tmp_path / "r.json", "--temperature", 0, "--max-tokens", 200)
     assert isinstance(r["tool_calls"], list) and r["finish_reason"] in ("stop", "tool_calls", "length")
+
+
+PENALTIES = ("--presence-penalty", 1.1, "--frequency-penalty", 0.2, "--repetition-penalty", 1.1, "--logit-bias", "17=1.5")
+
+
+@pytest.mark.parametrize("sampling", [("--temperature", 0), ("--temperature", 1, "--top-k", 20, "--top-p", 0.95, "--seed", 7)])
+def test_penalties_with_and_without_drafts(nibble, tiny, sampling):
+    ask = ("-p", "Tell me a story about a brave fox.", "--max-tokens", 48, *sampling)
+    off = run(nibble, tiny, *ask, *PENALTIES, "--spec", 0)
+    assert off["output_ids"] != run(nibble, tiny, *ask)["output_ids"]
+    assert off["sampling"]["presence_penalty"] == 1.1 and off["sampling"]["repetition_penalty"] == 1.1
+    for depth in (1, 2, 3):
+        assert run(nibble, tiny, *ask, *PENALTIES, "--spec", depth)["output_ids"] == off["output_ids"]
+
+
+def test_penalties_of_the_checkpoint(nibble, tiny, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for f in tiny.iterdir():
+        if f.name != "generation_config.json":
+            (model / f.name).symlink_to(f.resolve())
+    own = json.loads((tiny / "generation_config.json").read_text())
+    (model / "generation_config.json").write_text(json.dumps({**own, "repetition_penalty": 1.3}))
+    ask = ("-p", "Tell me a story about a brave fox.", "--max-tokens", 40, "--temperature", 0)
+    plain, given = run(nibble, tiny, *ask), run(nibble, tiny, *ask, "--repetition-penalty", 1.3)
+    assert run(nibble, model, *ask)["output_ids"] == given["output_ids"] != plain["output_ids"]
+    assert run(nibble, model, *ask, "--repetition-penalty", 1)["output_ids"] == plain["output_ids"]
+
+
+def test_bias_stop_ids_and_min_tokens(nibble, tiny):
+    ask = ("-p", "What is 2 + 2?", "--temperature", 0, "--no-think", "--max-tokens", 40)
+    plain = run(nibble, tiny, *ask)
+    first, third, last = plain["output_ids"][0], plain["output_ids"][2], plain["output_ids"][-1]
+    assert plain["finish_reason"] == "stop" and len(plain["output_ids"]) < 30
+    assert run(nibble, tiny, *ask, "--logit-bias", f"{first}=-100")["output_ids"][0] != first
+    forced = run(nibble, tiny, *ask, "--logit-bias", f"{third}=100", "--max-tokens", 5)
+    assert forced["output_ids"] == [third] * 5
+    stopped = run(nibble, tiny, *ask, "--stop-id", third)
+    assert stopped["output_ids"] == plain["output_ids"][:plain["output_ids"].index(third) + 1]
+    assert stopped["finish_reason"] == "stop"
+    longer = run(nibble, tiny, *ask, "--min-tokens", 35)["output_ids"]
+    assert len(longer) >= 36 and last not in longer[:35]
+    on = run(nibble, tiny, *ask, "--ignore-eos")
+    assert len(on["output_ids"]) == 40 and on["finish_reason"] == "length" and last in on["output_ids"]
+
+
+def test_min_tokens_holds_for_stop_texts(nibble, tiny):
+    ask = ("-p", "Ada has 12 apples. Ben has 30 apples. How many apples do they have together?", "--temperature", 0, "--no-think")
+    whole = run(nibble, tiny, *ask)
+    n = len(whole["output_ids"])
+    assert run(nibble, tiny, *ask, "--stop", "####", "--min-tokens", n - 1)["text"] == whole["text"]
+    assert run(nibble, tiny, *ask, "--stop", "####", "--min-tokens", 2)["text"] == whole["text"].split("####")[0]

@@ -593,7 +593,12 @@ static void generation(void **state) {
     assert_true(read_text(&c, s.config.p, NULL, &e));
     assert_int_equal(c.stop_ids[0], 47);
     assert_false(c.gen.has_temperature || c.gen.do_sample);
-    assert_true(read_text(&c, s.config.p, "{\"repetition_penalty\": 1.05, \"presence_penalty\": 0}", &e));
+    assert_false(c.gen.has_presence || c.gen.has_frequency || c.gen.has_repetition);
+    assert_true(read_text(&c, s.config.p, "{\"repetition_penalty\": 1.05, \"presence_penalty\": -2}", &e));
+    assert_true(c.gen.has_repetition && c.gen.repetition == 1.05 && c.gen.has_presence && c.gen.presence == -2);
+    assert_false(c.gen.has_frequency);
+    assert_false(said("N-CONFIG-SAMPLING"));
+    assert_true(read_text(&c, s.config.p, "{\"typical_p\": 0.9}", &e));
     assert_true(said("N-CONFIG-SAMPLING"));
     synth_config_set(&s, "eos_token_id", "[]");
     assert_true(read_text(&c, s.config.p, NULL, &e));
