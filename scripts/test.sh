@@ -66,7 +66,7 @@ run_tsan() {
   $runner $probe || return 1
   TSAN_OPTIONS=halt_on_error=1 TEST_TIMEOUT=600 RUNNER=$runner make -j"$jobs" WERROR=1 CC=gcc SAN=thread test T="test_pool opscheck test_oracle_logits test_quantize"
 }
-run_arm() { TEST_TIMEOUT=900 make -j"$jobs" WERROR=1 ARCH=aarch64 test; }
+run_arm() { TEST_TIMEOUT=1800 make -j"$jobs" WERROR=1 ARCH=aarch64 test; }
 
 stage setup scripts/setup.sh "${setup[@]}" || { echo "$passed passed, $failed failed"; exit 4; }
 for s in "${stages[@]}"; do stage "$s" "run_$s"; done
