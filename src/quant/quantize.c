@@ -19,7 +19,7 @@
 #include "num/bf16.h"
 #include "quant/tasks.h"
 
-enum { CHUNK = 4 << 20 }; /* source bytes in hand per thread */
+enum { CHUNK = 4 << 20, GROUP = 5 }; /* source bytes in hand at a time; most modules of a group */
 
 typedef struct job {
     const plan *p;
@@ -39,7 +39,14 @@ typedef struct job {
 
 /* What one thread works with. */
 typedef struct hands {
-    uint8_t *in, *codes, *scales;
+    uint64_t cap; /* bytes of each buffer of source rows */
+    struct {
+        uint8_t *rows;
+        const qmodule *of; /* what is in it: a module of one chunk (an expert) is not read again after its maximum */
+        int row, n;
+    } held[GROUP]; /* by place in the group */
+    uint8_t *in;   /* the one in use */
+    uint8_t *codes, *scales;
     float *wide; /* F16 sources, upcast */
 } hands;
 
@@ -85,7 +92,7 @@ static bool put_at(int fd, uint64_t to, const void *from, uint64_t n, str file, 
 static bool write_at(job *j, const qtensor *t, uint64_t at, const void *from, uint64_t n, err *e) {
     const qshard *s = &j->p->shards[t->shard];
     atomic_fetch_add(&j->written, n);
-    return put_at(j->dst_fd[t->shard], s->header_bytes + t->offset + at, from, n, s->file, e);
+    return j->o->discard || put_at(j->dst_fd[t->shard], s->header_bytes + t->offset + at, from, n, s->file, e);
 }
 
 /* ---- weights ---- */
@@ -97,8 +104,18 @@ static int rows_per_chunk(const qmodule *m) {
 
 static bool load_rows(const job *j, hands *h, const qmodule *m, int row, int rows, err *e) {
     const uint64_t row_bytes = (uint64_t)m->cols * (uint64_t)dtype_bytes(m->src->type);
-    if (!read_at(j, m->src, ((uint64_t)m->row0 + (uint64_t)row) * row_bytes, h->in, (uint64_t)rows * row_bytes, e))
-        return false;
+    const int slot = (int)(m - j->p->modules) - m->group;
+    CHECK(slot >= 0 && slot < GROUP, "module %d of its group", slot);
+    if (!h->held[slot].rows) h->held[slot].rows = xmalloc(h->cap);
+    h->in = h->held[slot].rows;
+    if (h->held[slot].of != m || h->held[slot].row != row || h->held[slot].n != rows) {
+        h->held[slot].of = NULL;
+        if (!read_at(j, m->src, ((uint64_t)m->row0 + (uint64_t)row) * row_bytes, h->in, (uint64_t)rows * row_bytes, e))
+            return false;
+        h->held[slot].of = m;
+        h->held[slot].row = row;
+        h->held[slot].n = rows;
+    }
     if (m->src->type == DT_F16)
         for (int64_t i = 0; i < (int64_t)rows * m->cols; i++) h->wide[i] = f16_to_f32(((const uint16_t *)h->in)[i]);
     return true;
@@ -228,6 +245,9 @@ static bool copy_task(job *j, hands *h, const qtask *t, err *e) {
     const qtensor *x = &j->p->tensors[t->tensor];
     const st_tensor *src = x->src;
     uint64_t from = t->begin;
+    if (!h->held[0].rows) h->held[0].rows = xmalloc(h->cap);
+    h->held[0].of = NULL;
+    h->in = h->held[0].rows;
     if (x->part == QP_SLICE) {
         const qmodule *m = &j->p->modules[x->module];
         src = m->src;
@@ -253,6 +273,7 @@ static uint64_t longest_row(const plan *p) {
 }
 
 static bool finish_task(job *j, int i, err *e) {
+    if (j->o->discard) return true;
     pthread_mutex_lock(&j->lock);
     const bool ok = journal_add(&j->log, i, &j->tasks, j->p, j->out->modules, e);
     pthread_mutex_unlock(&j->lock);
@@ -263,7 +284,7 @@ static void worker(void *ctx, int thread, int threads) {
     job *j = ctx;
     (void)threads;
     const uint64_t cap = longest_row(j->p);
-    hands h = { xmalloc(cap), xmalloc(cap), xmalloc(cap / 16 + 16), xmalloc(cap * 2) };
+    hands h = { .cap = cap, .codes = xmalloc(cap), .scales = xmalloc(cap / 16 + 16), .wide = xmalloc(cap * 2) };
     while (!atomic_load(&j->failed)) {
         const int i = atomic_fetch_add(&j->next, 1);
         if (i >= j->last) break;
@@ -278,7 +299,7 @@ static void worker(void *ctx, int thread, int threads) {
         const uint64_t done = atomic_fetch_add(&j->done_bytes, t->source_bytes) + t->source_bytes;
         if (thread == 0 && j->o->on_progress) j->o->on_progress(j->o->ctx, done, j->tasks.source_bytes);
     }
-    free(h.in);
+    for (int i = 0; i < GROUP; i++) free(h.held[i].rows);
     free(h.codes);
     free(h.scales);
     free(h.wide);
@@ -446,13 +467,18 @@ void quantize_count_zeros(quantize_result *r, const plan *p) {
     }
 }
 
+/* The journal first: the shards of another job are not to be touched. */
+static bool open_destination(job *j, const char *partial, err *e) {
+    if (j->o->discard) return j->log.done = xcalloc((size_t)j->tasks.n + 1, 1), true;
+    if (!journal_open(&j->log, partial, j->o->rank, job_id(j), &j->tasks, j->p, j->out->modules, j->o->resume, e))
+        return false;
+    if (j->o->resume && j->o->rank == 0) dest_remove_strays(partial, j->p);
+    return open_outputs(j, partial, e);
+}
+
 static bool run_tasks(job *j, const char *partial, err *e) {
     pool *workers = NULL;
-    /* The journal first: the shards of another job are not to be touched. */
-    bool ok = open_sources(j, e) &&
-              journal_open(&j->log, partial, j->o->rank, job_id(j), &j->tasks, j->p, j->out->modules, j->o->resume, e);
-    if (ok && j->o->resume && j->o->rank == 0) dest_remove_strays(partial, j->p);
-    ok = ok && open_outputs(j, partial, e) && pool_new(&workers, j->o->threads, e);
+    bool ok = open_sources(j, e) && open_destination(j, partial, e) && pool_new(&workers, j->o->threads, e);
     if (ok) {
         int first;
         tasks_share(&j->tasks, j->o->rank, j->o->ranks, &first, &j->last);
@@ -464,7 +490,7 @@ static bool run_tasks(job *j, const char *partial, err *e) {
         }
         pool_run(workers, worker, j);
         ok = j->e->kind == ERR_NONE && (j->o->rank != 0 || kv_scales(j, e)) && sources_unchanged(j, e) &&
-             sync_outputs(j, partial, e);
+             (j->o->discard || sync_outputs(j, partial, e));
     }
     pool_free(workers);
     journal_close(&j->log);
@@ -487,7 +513,7 @@ bool quantize_shards(quantize_result *out, char **partial, const plan *p, const 
     j.tasks = tasks_make(p);
     if (o->partial) *partial = xstrdup(o->partial);
     const bool ok = check_scales(&j, e) && allow_files(p, e) &&
-                    (o->partial || quantize_folder(partial, p, dst, o->rank, o->resume, e)) &&
+                    (o->partial || o->discard || quantize_folder(partial, p, dst, o->rank, o->resume, e)) &&
                     run_tasks(&j, *partial, e);
     if (ok && o->ranks == 1) quantize_count_zeros(out, p);
     out->tasks = j.tasks.n;

@@ -18,6 +18,7 @@ typedef struct quantize_options {
     bool resume;         /* continue DST.partial when it was made by the same plan and inputs */
     int rank, ranks;     /* this process's share: an unbroken run of tasks, equal in source bytes; 0, 1 alone */
     const char *partial; /* the folder that quantize_folder made; NULL: make it now */
+    bool discard;        /* for measuring: read and encode everything, write nothing; dst is not looked at */
     void (*on_progress)(
         void *ctx, uint64_t done_bytes,
         uint64_t total_bytes); /* source bytes of this share and of all; from the calling thread; may be NULL */
