@@ -14,7 +14,7 @@
 typedef struct options {
     const char *out;
     calib_args c;
-    int preset, kv, mtp, arith;
+    int preset, kv, mtp, arith, algorithm;
     bool no_calib, keep_qkv, resume, dry_run, portable;
     arg_strings include, exclude;
     int64_t shard_bytes;
@@ -127,12 +127,14 @@ static bool export_model(options *o, plan *p, const char *src, err *e) {
         else
             calib_args_scales_text(scales, sizeof scales, &o->c);
     }
-    const provenance from = {
-        .calibration = what, .mtp_scales = scales, .arith = o->arith ? "cpu" : "cuda", .algorithm = "max"
-    };
+    const provenance from = { .calibration = what,
+                              .mtp_scales = scales,
+                              .arith = o->arith ? "cpu" : "cuda",
+                              .algorithm = quant_algorithms[o->algorithm] };
     progress bar = progress_begin("quantize");
     bar.d = &o->d;
     const quantize_options qo = { .arith = o->arith ? ARITH_CPU : ARITH_CUDA,
+                                  .algorithm = (quant_algorithm)o->algorithm,
                                   .amax = o->no_calib || t.n == 0 ? NULL : &t,
                                   .threads = cmd_common()->threads,
                                   .isa = cmd_ops_options().isa,
@@ -218,7 +220,7 @@ int cmd_quantize(int argc, char **argv, err *e) {
                              *const mtp_choices[] = { "nvfp4", "bf16", "none", NULL },
                              *const arith_choices[] = { "cuda", "cpu", NULL };
     options o = { .shard_bytes = 10000000000 };
-    enum { OWN = 15 };
+    enum { OWN = 16 };
     arg_opt opts[OWN + CALIB_OPTIONS + 1] = {
         { .type = ARG_GROUP, .help = "Output" },
         { .type = ARG_STR,
@@ -260,6 +262,12 @@ int cmd_quantize(int argc, char **argv, err *e) {
           .help = "KV cache: calibrated scales, scale 1, or none declared" },
         { .type = ARG_ENUM, .name = "mtp", .dst = &o.mtp, .choices = mtp_choices, .help = "draft head" },
         calib_args_mtp_option(&o.c),
+        { .type = ARG_ENUM,
+          .name = "algorithm",
+          .dst = &o.algorithm,
+          .choices = quant_algorithms,
+          .help =
+              "how block scales of NVFP4 weights are chosen: by the maximum (ModelOpt's default), or by least error" },
         { .type = ARG_ENUM,
           .name = "arith",
           .dst = &o.arith,

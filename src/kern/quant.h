@@ -30,6 +30,7 @@ typedef struct quant_kern {
     void (*encode_f32)(uint8_t *codes, uint8_t *scales, const float *w, int64_t n, float s2, quant_arith arith);
     void (*codes_bf16)(uint8_t *codes, const uint8_t *scales, const uint16_t *w, int64_t n, float s2);
     void (*codes_f32)(uint8_t *codes, const uint8_t *scales, const float *w, int64_t n, float s2);
+    void (*block_errors)(double *err2, const float *x, const float *den, int n);
     void (*act_encode)(uint8_t *codes, uint8_t *scales, const float *x, int64_t n, float g);
     void (*decode_f32)(float *y, const uint8_t *codes, const uint8_t *scales, int64_t n, float s2);
     void (*decode_bf16)(uint16_t *y, const uint8_t *codes, const uint8_t *scales, int64_t n, float s2);
@@ -50,6 +51,22 @@ typedef struct quant_kern {
 void quant_kern_init(quant_kern *k, kern_isa cap);
 
 /* ---- built from the table ---- */
+
+/* How the block scales of a weight are chosen (quant_search.c; rules and sources in docs/NVFP4.md, 5). */
+typedef enum quant_algorithm {
+    QUANT_MAX,          /* the block's maximum maps to 6: encode_bf16, encode_f32 */
+    QUANT_MSE,          /* the E4M3 scale with the least squared error; a tie keeps MAX's, else the smallest */
+    QUANT_FOUR_OVER_SIX /* the maximum maps to 6 or to 4, whichever errs less; a tie keeps 6 */
+} quant_algorithm;
+extern const char *const quant_algorithms[]; /* "max", "mse", "four-over-six", NULL */
+
+/* weight_scale_2 for a tensor (or group) maximum: amax / 2688, for FOUR_OVER_SIX amax / 1536, in the machine's arithmetic. */
+float quant_scale_2(quant_algorithm how, float amax, quant_arith arith);
+/* The same operands and alignment as encode_*; x must be finite. */
+void quant_encode_bf16(const quant_kern *k, quant_algorithm how, uint8_t *codes, uint8_t *scales, const uint16_t *w,
+                       int64_t n, float s2, quant_arith arith);
+void quant_encode_f32(const quant_kern *k, quant_algorithm how, uint8_t *codes, uint8_t *scales, const float *w,
+                      int64_t n, float s2, quant_arith arith);
 
 /* ModelOpt's simulated activations (num/nvfp4.h nvfp4_act_sim, the same bits); y may be x. */
 void quant_act_sim(const quant_kern *k, float *y, const float *x, int64_t n, float g);

@@ -216,6 +216,36 @@ static void codes_f32(uint8_t *codes, const uint8_t *scales, const float *w, int
     encode(codes, (uint8_t *)scales, w, n, s2, ARITH_CUDA, false, GIVEN);
 }
 
+/* |x| as its code decodes, in units of den: the same rounding, kept as a value. */
+INLINE __m256 e2m1_value(__m256 q) {
+    const __m256 a = _mm256_min_ps(q, _mm256_set1_ps(6));
+    const __m256i e =
+        _mm256_max_epi32(_mm256_and_si256(as_si(a), _mm256_set1_epi32(0x7f800000)), _mm256_set1_epi32(127 << 23));
+    const __m256 m = as_ps(_mm256_add_epi32(e, _mm256_set1_epi32(22 << 23)));
+    return _mm256_sub_ps(_mm256_add_ps(a, m), m);
+}
+
+INLINE __m256 error_of(__m256 a, __m256 d) {
+    return _mm256_sub_ps(a, _mm256_mul_ps(e2m1_value(_mm256_div_ps(a, d)), d));
+}
+
+INLINE __m256d squares(__m128 lo, __m128 hi) {
+    const __m256d a = _mm256_cvtps_pd(lo), b = _mm256_cvtps_pd(hi);
+    return _mm256_add_pd(_mm256_mul_pd(a, a), _mm256_mul_pd(b, b));
+}
+
+static void block_errors(double *err2, const float *x, const float *den, int n) {
+    const __m256 a = magnitude(_mm256_loadu_ps(x)), b = magnitude(_mm256_loadu_ps(x + 8)); /* signs do not matter */
+    for (int k = 0; k < n; k++) {
+        const __m256 d = _mm256_set1_ps(den[k]), e = error_of(a, d), f = error_of(b, d);
+        const __m256d t0 = squares(_mm256_castps256_ps128(e), _mm256_castps256_ps128(f)),
+                      t1 = squares(_mm256_extractf128_ps(e, 1), _mm256_extractf128_ps(f, 1)),
+                      t4 = _mm256_add_pd(t0, t1);
+        const __m128d t2 = _mm_add_pd(_mm256_castpd256_pd128(t4), _mm256_extractf128_pd(t4, 1));
+        err2[k] = _mm_cvtsd_f64(_mm_add_sd(t2, _mm_unpackhi_pd(t2, t2)));
+    }
+}
+
 static void act_encode(uint8_t *codes, uint8_t *scales, const float *x, int64_t n, float g) {
     encode(codes, scales, x, n, g, ARITH_CUDA, false, ACT);
 }
@@ -458,6 +488,7 @@ void quant_init_avx2(quant_kern *k) {
         .encode_f32 = encode_f32,
         .codes_bf16 = codes_bf16,
         .codes_f32 = codes_f32,
+        .block_errors = block_errors,
         .act_encode = act_encode,
         .decode_f32 = decode_f32,
         .decode_bf16 = decode_bf16,

@@ -218,6 +218,29 @@ static void codes_f32(uint8_t *codes, const uint8_t *scales, const float *w, int
     encode(codes, (uint8_t *)scales, w, n, s2, ARITH_CUDA, false, GIVEN);
 }
 
+/* |x| as its code decodes, in units of den: the same rounding, kept as a value. */
+INLINE __m512 e2m1_value(__m512 q) {
+    const __m512 a = _mm512_min_ps(q, _mm512_set1_ps(6));
+    const __m512i e = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7f800000)),
+                                       _mm512_set1_epi32(127 << 23));
+    const __m512 m = _mm512_castsi512_ps(_mm512_add_epi32(e, _mm512_set1_epi32(22 << 23)));
+    return _mm512_sub_ps(_mm512_add_ps(a, m), m);
+}
+
+static void block_errors(double *err2, const float *x, const float *den, int n) {
+    const __m512 a = magnitude(_mm512_loadu_ps(x)); /* the sign goes through every step unchanged */
+    for (int k = 0; k < n; k++) {
+        const __m512 d = _mm512_set1_ps(den[k]);
+        const __m512 e = _mm512_sub_ps(a, _mm512_mul_ps(e2m1_value(_mm512_div_ps(a, d)), d));
+        const __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(e));
+        const __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(e, 1));
+        const __m512d t8 = _mm512_add_pd(_mm512_mul_pd(lo, lo), _mm512_mul_pd(hi, hi));
+        const __m256d t4 = _mm256_add_pd(_mm512_castpd512_pd256(t8), _mm512_extractf64x4_pd(t8, 1));
+        const __m128d t2 = _mm_add_pd(_mm256_castpd256_pd128(t4), _mm256_extractf128_pd(t4, 1));
+        err2[k] = _mm_cvtsd_f64(_mm_add_sd(t2, _mm_unpackhi_pd(t2, t2)));
+    }
+}
+
 static void act_encode(uint8_t *codes, uint8_t *scales, const float *x, int64_t n, float g) {
     encode(codes, scales, x, n, g, ARITH_CUDA, false, ACT);
 }
@@ -434,6 +457,7 @@ void quant_init_avx512(quant_kern *k) {
         .encode_f32 = encode_f32,
         .codes_bf16 = codes_bf16,
         .codes_f32 = codes_f32,
+        .block_errors = block_errors,
         .act_encode = act_encode,
         .decode_f32 = decode_f32,
         .decode_bf16 = decode_bf16,

@@ -387,6 +387,7 @@ void quant_init_neon(quant_kern *k) {
         .encode_f32 = encode_f32,
         .codes_bf16 = codes_bf16,
         .codes_f32 = codes_f32,
+        .block_errors = nvfp4_block_errors,
         .act_encode = act_encode,
         .decode_f32 = decode_f32,
         .decode_bf16 = decode_bf16,

@@ -34,6 +34,7 @@ void quant_init_ref(quant_kern *k) {
         .encode_f32 = nvfp4_encode_f32,
         .codes_bf16 = nvfp4_codes_bf16,
         .codes_f32 = nvfp4_codes_f32,
+        .block_errors = nvfp4_block_errors,
         .act_encode = nvfp4_act_encode,
         .decode_f32 = nvfp4_decode_f32,
         .decode_bf16 = nvfp4_decode_bf16,

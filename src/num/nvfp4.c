@@ -58,6 +58,20 @@ void nvfp4_codes_f32(uint8_t *codes, const uint8_t *scales, const float *w, int6
         pack_block(codes + b * 8, w + b * NVFP4_BLOCK, e4m3_to_f32(scales[b]) * s2);
 }
 
+void nvfp4_block_errors(double *err2, const float *x, const float *den, int n) {
+    for (int k = 0; k < n; k++) {
+        double t[NVFP4_BLOCK];
+        for (int i = 0; i < NVFP4_BLOCK; i++) {
+            const float y = e2m1_to_f32(e2m1_from_f32(x[i] / den[k])) * den[k];
+            const double e = x[i] - y;
+            t[i] = e * e;
+        }
+        for (int half = NVFP4_BLOCK / 2; half > 0; half /= 2)
+            for (int i = 0; i < half; i++) t[i] += t[i + half];
+        err2[k] = t[0];
+    }
+}
+
 static float decode_one(const uint8_t *codes, const uint8_t *scales, int64_t i, float s2) {
     const uint8_t code = (uint8_t)(codes[i / 2] >> (i & 1) * 4 & 15);
     return e2m1_to_f32(code) * (e4m3_to_f32(scales[i / NVFP4_BLOCK]) * s2);

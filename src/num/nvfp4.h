@@ -33,6 +33,10 @@ void nvfp4_encode_f32(uint8_t *codes, uint8_t *scales, const float *w, int64_t n
 void nvfp4_codes_bf16(uint8_t *codes, const uint8_t *scales, const uint16_t *w, int64_t n, float s2);
 void nvfp4_codes_f32(uint8_t *codes, const uint8_t *scales, const float *w, int64_t n, float s2);
 
+/* Squared error of one block x[16] under each of n divisors den >= 0: y = fl(E2M1 value of fl(x / den) * den), e = fl(x - y);
+ * in float64, where e * e is exact: t[j] = e[j]^2 + e[j+8]^2 for j < 8, then t[j] += t[j+4], [j+2], [j+1]; err2 = t[0]. */
+void nvfp4_block_errors(double *err2, const float *x, const float *den, int n);
+
 /* y = fl(E2M1 value * fl(E4M3 value * s2)); a code of -0 gives -0. The bf16 version rounds y once more. */
 void nvfp4_decode_f32(float *y, const uint8_t *codes, const uint8_t *scales, int64_t n, float s2);
 void nvfp4_decode_bf16(uint16_t *y, const uint8_t *codes, const uint8_t *scales, int64_t n, float s2);

@@ -13,7 +13,7 @@ typedef struct provenance {
     const char *calibration; /* e.g. "built-in corpus, 64 samples of 512 tokens", "amax file x", "none (data-free)" */
     const char *mtp_scales;  /* "calibrated", "borrow", "generous:4", "" */
     const char *arith;       /* "cuda" or "cpu" */
-    const char *algorithm;   /* "max" */
+    const char *algorithm;   /* "max", "mse", "four-over-six" */
 } provenance;
 
 /* Patterns of modules that stay unquantized. `modelopt_only`: exactly ModelOpt's list. *n strings in `mem`. */

@@ -150,6 +150,17 @@ static bool write_scalar(job *j, int tensor, float v, err *e) {
     return tensor < 0 || write_at(j, &j->p->tensors[tensor], 0, &v, sizeof v, e);
 }
 
+/* The scale of a group, 1 when its weights are all zero or so small that float32 has no scale for them: then every code is
+ * written as for zeros. FP8 on CUDA divides by the scale rounded to bfloat16, which must not vanish either. */
+static float group_scale(const job *j, qformat format, float amax) {
+    const float s = format == QF_FP8 ? fp8_scale(amax, j->o->arith) : quant_scale_2(j->o->algorithm, amax, j->o->arith);
+    const float used = format == QF_FP8 ? fp8_weight_divisor(s, j->o->arith) : s;
+    return used > 0 ? s : 1.0f;
+}
+
+/* No weight of this size has scale 1, so 1 means that the group has none. */
+static bool vanished(const qresult *q) { return q->scale_2 == 1.0f && q->weight_amax < 0x1p-100f; }
+
 static bool encode_fp8(job *j, hands *h, const qmodule *m, int index, qresult *q, err *e) {
     const float divisor = fp8_weight_divisor(q->scale_2, j->o->arith);
     const int step = rows_per_chunk(m);
@@ -160,13 +171,41 @@ static bool encode_fp8(job *j, hands *h, const qmodule *m, int index, qresult *q
         const int rows = m->rows - r < step ? m->rows - r : step;
         const int64_t n = (int64_t)rows * m->cols;
         if (!load_rows(j, h, m, r, rows, e)) return false;
-        j->k.fp8_weight(h->codes, (const uint16_t *)h->in, n, divisor);
+        if (vanished(q))
+            memset(h->codes, 0, (size_t)n);
+        else
+            j->k.fp8_weight(h->codes, (const uint16_t *)h->in, n, divisor);
         quant_stats_fp8(&j->k, &q->stats.error, (const uint16_t *)h->in, h->codes, n, q->scale_2);
         if (!write_at(j, &j->p->tensors[j->tasks.weight_of[index]], (uint64_t)r * (uint64_t)m->cols, h->codes,
                       (uint64_t)n, e))
             return false;
     }
     return true;
+}
+
+enum { ZERO_SCALE = 0x38 }; /* 1.0: the scale of a block of zeros */
+
+static void encode_rows(const job *j, hands *h, const qmodule *m, quant_algorithm how, int64_t n, float s2) {
+    if (m->src->type == DT_BF16)
+        quant_encode_bf16(&j->k, how, h->codes, h->scales, (const uint16_t *)h->in, n, s2, j->o->arith);
+    else
+        quant_encode_f32(&j->k, how, h->codes, h->scales, wide_rows(h, m), n, s2, j->o->arith);
+}
+
+static void measure(const job *j, const hands *h, const qmodule *m, quant_stats *s, int64_t n, float s2) {
+    if (m->src->type == DT_BF16)
+        quant_stats_bf16(&j->k, s, (const uint16_t *)h->in, h->codes, h->scales, n, s2);
+    else
+        quant_stats_f32(&j->k, s, wide_rows(h, m), h->codes, h->scales, n, s2);
+}
+
+/* What the plain rule would have made of these rows: the yardstick of the searched ones. */
+static void measure_max(const job *j, hands *h, const qmodule *m, qresult *q, int64_t n) {
+    const float s2 = quant_scale_2(QUANT_MAX, q->weight_amax, j->o->arith);
+    quant_stats s = { .error = q->max_error };
+    encode_rows(j, h, m, QUANT_MAX, n, s2);
+    measure(j, h, m, &s, n, s2);
+    q->max_error = s.error;
 }
 
 static bool encode_nvfp4(job *j, hands *h, const qmodule *m, int index, qresult *q, err *e) {
@@ -177,12 +216,14 @@ static bool encode_nvfp4(job *j, hands *h, const qmodule *m, int index, qresult 
         const int rows = m->rows - r < step ? m->rows - r : step;
         const int64_t n = (int64_t)rows * m->cols;
         if (!load_rows(j, h, m, r, rows, e)) return false;
-        if (m->src->type == DT_BF16) {
-            j->k.encode_bf16(h->codes, h->scales, (const uint16_t *)h->in, n, q->scale_2, j->o->arith);
-            quant_stats_bf16(&j->k, &q->stats, (const uint16_t *)h->in, h->codes, h->scales, n, q->scale_2);
+        if (vanished(q)) {
+            memset(h->codes, 0, (size_t)n / 2);
+            memset(h->scales, ZERO_SCALE, (size_t)n / 16);
+            measure(j, h, m, &q->stats, n, q->scale_2);
         } else {
-            j->k.encode_f32(h->codes, h->scales, wide_rows(h, m), n, q->scale_2, j->o->arith);
-            quant_stats_f32(&j->k, &q->stats, wide_rows(h, m), h->codes, h->scales, n, q->scale_2);
+            if (j->o->algorithm != QUANT_MAX) measure_max(j, h, m, q, n);
+            encode_rows(j, h, m, j->o->algorithm, n, q->scale_2);
+            measure(j, h, m, &q->stats, n, q->scale_2);
         }
         const uint64_t at = (uint64_t)r * (uint64_t)m->cols;
         if (!write_at(j, weight, at / 2, h->codes, (uint64_t)n / 2, e) ||
@@ -228,9 +269,7 @@ static bool group_task(job *j, hands *h, int first, err *e) {
         qresult *q = &j->out->modules[i];
         q->weight_amax = group;
         q->input_scale = in_scale;
-        q->scale_2 = group == 0            ? 1.0f
-                     : m->format == QF_FP8 ? fp8_scale(group, j->o->arith)
-                                           : nvfp4_scale_2(group, j->o->arith);
+        q->scale_2 = group_scale(j, m->format, group);
         if (!(m->format == QF_FP8 ? encode_fp8(j, h, m, i, q, e) : encode_nvfp4(j, h, m, i, q, e)) ||
             !write_scalar(j, j->tasks.scale_2_of[i], q->scale_2, e) ||
             !write_scalar(j, j->tasks.input_of[i], in_scale, e))
@@ -359,7 +398,7 @@ static uint64_t job_id(const job *j) {
         buf_printf(&b, "|%s:%lld:%lld.%ld:%llu", strrchr(j->p->src->shards[i].path, '/') + 1, (long long)s->st_size,
                    (long long)s->st_mtim.tv_sec, s->st_mtim.tv_nsec, (unsigned long long)s->st_ino);
     }
-    buf_printf(&b, "|arith %d", j->o->arith);
+    buf_printf(&b, "|arith %d algorithm %d", j->o->arith, j->o->algorithm);
     for (int i = 0; i < j->p->n_modules; i++) {
         const float a = j->o->amax ? amax_get(j->o->amax, j->p->modules[i].input_key) : -2;
         buf_add(&b, &a, sizeof a);
@@ -460,9 +499,15 @@ static bool sync_outputs(job *j, const char *partial, err *e) {
 void quantize_count_zeros(quantize_result *r, const plan *p) {
     for (int i = 0; i < p->n_modules; i++) {
         const qmodule *m = &p->modules[i];
-        if (m->format == QF_KEEP || m->group != i || r->modules[i].weight_amax != 0 || r->modules[i].scale_2 == 0)
-            continue;
-        log_say("W-QUANT-ZERO", STR_FMT ": all weights are zero; written with scale 1.0 and codes 0", STR_ARG(m->name));
+        const float amax = r->modules[i].weight_amax;
+        if (m->format == QF_KEEP || m->group != i || !vanished(&r->modules[i])) continue;
+        if (amax == 0)
+            log_say("W-QUANT-ZERO", STR_FMT ": all weights are zero; written with scale 1.0 and codes 0",
+                    STR_ARG(m->name));
+        else
+            log_say("W-QUANT-ZERO",
+                    STR_FMT ": the largest weight is %g, too small for a scale; written as zeros with scale 1.0",
+                    STR_ARG(m->name), (double)amax);
         r->zero_modules++;
     }
 }

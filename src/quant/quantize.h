@@ -12,8 +12,9 @@
 
 typedef struct quantize_options {
     quant_arith arith;
-    const amax_table *amax; /* input and KV maxima; NULL: data-free (input_scale 1.0, no KV scales may be planned) */
-    int threads;            /* <= 0: all CPUs */
+    quant_algorithm algorithm; /* of NVFP4 weights; FP8 ones are always by their maximum */
+    const amax_table *amax;    /* input and KV maxima; NULL: data-free (input_scale 1.0, no KV scales may be planned) */
+    int threads;               /* <= 0: all CPUs */
     kern_isa isa;
     bool resume;         /* continue DST.partial when it was made by the same plan and inputs */
     int rank, ranks;     /* this process's share: an unbroken run of tasks, equal in source bytes; 0, 1 alone */
@@ -29,7 +30,8 @@ typedef struct quantize_options {
 typedef struct qresult {                     /* of one quantized module */
     float weight_amax, scale_2, input_scale; /* weight_amax is the group's; input_scale 0 when there is none */
     float own_amax;
-    quant_stats stats; /* FP8: only .error */
+    quant_stats stats;     /* FP8: only .error */
+    stats_error max_error; /* what QUANT_MAX would give; zero when that was the algorithm, and for FP8 */
 } qresult;
 
 typedef struct quantize_result {
@@ -37,7 +39,7 @@ typedef struct quantize_result {
     uint64_t read_bytes, written_bytes;
     double seconds;
     int resumed_tasks, tasks;
-    int zero_modules; /* all-zero weights, see quantize_count_zeros */
+    int zero_modules; /* weights all zero or too small for a scale, see quantize_count_zeros */
 } quantize_result;
 
 /* May DST be made here? For callers with long work to do first; quantize_shards checks again.

@@ -12,6 +12,7 @@ typedef struct row {
     int modules;
     uint64_t elems, before, after;
     double err2, ref2, worst;
+    double max_err2; /* what algorithm max would give */
     stats_blocks blocks;
     double amax_ratio; /* largest group amax / own amax */
     const qmodule *worst_module;
@@ -45,7 +46,11 @@ static uint64_t bytes_after(const qmodule *m) {
 
 static void add_stats(row *r, const qmodule *m, const qresult *q) {
     double err2 = 0, ref2 = 0;
-    for (int i = 0; i < 16; i++) err2 += q->stats.error.err2[i], ref2 += q->stats.error.ref2[i];
+    for (int i = 0; i < 16; i++) {
+        err2 += q->stats.error.err2[i];
+        ref2 += q->stats.error.ref2[i];
+        r->max_err2 += q->max_error.ref2[i] > 0 ? q->max_error.err2[i] : q->stats.error.err2[i];
+    }
     const double relative = ref2 > 0 ? sqrt(err2 / ref2) : 0;
     r->err2 += err2;
     r->ref2 += ref2;
@@ -95,6 +100,7 @@ static double bytes_per_token(const plan *p) {
 }
 
 static double relative(const row *r) { return r->ref2 > 0 ? sqrt(r->err2 / r->ref2) : 0; }
+static double relative_max(const row *r) { return r->ref2 > 0 ? sqrt(r->max_err2 / r->ref2) : 0; }
 
 static void json_rows(buf *b, const table *t, bool results) {
     buf_puts(b, "\"classes\":[");
@@ -108,6 +114,8 @@ static void json_rows(buf *b, const table *t, bool results) {
         if (results && r->format != QF_KEEP) {
             buf_puts(b, ",\"relative_error\":");
             json_write_double(b, relative(r));
+            buf_puts(b, ",\"relative_error_max\":");
+            json_write_double(b, relative_max(r));
             buf_puts(b, ",\"worst_error\":");
             json_write_double(b, r->worst);
             buf_puts(b, ",\"worst_module\":");
@@ -126,7 +134,7 @@ static void json_rows(buf *b, const table *t, bool results) {
 
 static void text_rows(buf *b, const table *t, bool results) {
     buf_printf(b, "%-22s %-12s %8s %12s %12s %6s", "class", "format", "modules", "before", "after", "bits");
-    buf_puts(b, results ? "  rel. error   worst  saturated   floored   clipped  amax ratio\n" : "\n");
+    buf_puts(b, results ? "  rel. error  with max   worst  saturated   floored   clipped  amax ratio\n" : "\n");
     for (int i = 0; i < t->n; i++) {
         const row *r = &t->v[i];
         char name[64];
@@ -135,7 +143,7 @@ static void text_rows(buf *b, const table *t, bool results) {
         buf_printf(b, "%-22s %-12s %8d %9.2f MB %9.2f MB %6.2f", name, qformat_name(r->format), r->modules,
                    (double)r->before / 1e6, (double)r->after / 1e6, 8.0 * (double)r->after / (double)r->elems);
         if (results && r->format != QF_KEEP)
-            buf_printf(b, "  %10.4f  %6.4f  %9lld  %8lld  %8lld  %10.2f", relative(r), r->worst,
+            buf_printf(b, "  %10.4f  %8.4f  %6.4f  %9lld  %8lld  %8lld  %10.2f", relative(r), relative_max(r), r->worst,
                        (long long)r->blocks.saturated, (long long)r->blocks.floored, (long long)r->blocks.clipped,
                        r->amax_ratio);
         buf_byte(b, '\n');
@@ -200,22 +208,23 @@ void report_classes(buf *out, const plan *p, const quantize_result *r, bool as_j
 
 void report_card(buf *out, const plan *p, const quantize_result *r, const provenance *from) {
     const table t = collect(p, r);
-    buf_printf(out,
-               "# Quantization\n\nMade with nibble, recipe `%s`, algorithm `%s` (%s arithmetic).\n\n- Calibration: "
-               "%s\n- Draft head: %s%s%s\n\n"
-               "| class | format | modules | bits per weight | relative error |\n|---|---|---|---|---|\n",
-               recipe_names[p->recipe.preset], from->algorithm, from->arith, from->calibration,
-               !p->has_mtp || p->recipe.mtp == MTP_NONE ? "none"
-               : p->recipe.mtp == MTP_BF16              ? "BF16"
-                                                        : "NVFP4, scales ",
-               from->mtp_scales, "");
+    buf_printf(
+        out,
+        "# Quantization\n\nMade with nibble, recipe `%s`, algorithm `%s` (%s arithmetic).\n\n- Calibration: "
+        "%s\n- Draft head: %s%s%s\n\n"
+        "| class | format | modules | bits per weight | relative error | with `max` |\n|---|---|---|---|---|---|\n",
+        recipe_names[p->recipe.preset], from->algorithm, from->arith, from->calibration,
+        !p->has_mtp || p->recipe.mtp == MTP_NONE ? "none"
+        : p->recipe.mtp == MTP_BF16              ? "BF16"
+                                                 : "NVFP4, scales ",
+        from->mtp_scales, "");
     for (int i = 0; i < t.n; i++) {
         const row *x = &t.v[i];
         buf_printf(out, "| %s%s | %s | %d | %.2f | ", x->is_mtp ? "draft head: " : "", x->name, qformat_name(x->format),
                    x->modules, 8.0 * (double)x->after / (double)x->elems);
         if (x->format == QF_KEEP)
-            buf_puts(out, "0 |\n");
+            buf_puts(out, "0 | 0 |\n");
         else
-            buf_printf(out, "%.4f |\n", relative(x));
+            buf_printf(out, "%.4f | %.4f |\n", relative(x), relative_max(x));
     }
 }

@@ -228,6 +228,40 @@ static void given_scales(const quant_kern *k, const data *d, int64_t n, float s2
     free(scales);
 }
 
+/* Searched scales; quantize never meets NaN or Inf, but any bytes must do no harm. */
+static void searched(const quant_kern *k, const data *d, int64_t n, float s2) {
+    float den[20];
+    double x[20], y[20];
+    where = "block_errors";
+    for (int i = 0; i < 20; i++) den[i] = e4m3_to_f32((uint8_t)(draw() % 127)) * s2;
+    for (int64_t b = 0; b < n / 16; b++) {
+        const int count = (int)(draw() % 21);
+        ref.block_errors(x, d->f + 16 * b, den, count);
+        k->block_errors(y, d->f + 16 * b, den, count);
+        for (int i = 0; i < count; i++)
+            if (!(x[i] == y[i] || (isnan(x[i]) && isnan(y[i]))))
+                fail_msg("%s block_errors, fill %d: %a, reference %a (seed %llu)", kern_isa_name(k->isa),
+                         (int)where_fill, y[i], x[i], (unsigned long long)seed);
+    }
+    if (n > 512 || stats_nonfinite_f32(d->f, n) >= 0 || stats_nonfinite_bf16(d->h, n) >= 0) return;
+    for (int how = QUANT_MAX; how <= QUANT_FOUR_OVER_SIX; how++)
+        for (int f32 = 0; f32 < 2; f32++) {
+            const size_t c = (size_t)n / 2, s = (size_t)n / 16;
+            where = quant_algorithms[how];
+            TWO(c);
+            uint8_t *sa = out_new(s), *sb = out_new(s);
+            if (f32) {
+                quant_encode_f32(&ref, (quant_algorithm)how, out_at(a), out_at(sa), d->f, n, s2, ARITH_CPU);
+                quant_encode_f32(k, (quant_algorithm)how, out_at(b), out_at(sb), d->f, n, s2, ARITH_CPU);
+            } else {
+                quant_encode_bf16(&ref, (quant_algorithm)how, out_at(a), out_at(sa), d->h, n, s2, ARITH_CUDA);
+                quant_encode_bf16(k, (quant_algorithm)how, out_at(b), out_at(sb), d->h, n, s2, ARITH_CUDA);
+            }
+            same(k, sa, sb, s, 0);
+            same(k, a, b, c, 0);
+        }
+}
+
 static void activations(const quant_kern *k, const data *d, int64_t n, float g) {
     const size_t c = (size_t)n / 2, s = (size_t)n / 16;
     where = "act_encode";
@@ -335,6 +369,7 @@ static void kernels(void **state) {
                     const float s2 = any_scale(&d, n, i);
                     weights(&all[l], &d, n, s2, i & 1 ? ARITH_CPU : ARITH_CUDA);
                     given_scales(&all[l], &d, n, s2);
+                    searched(&all[l], &d, n, s2);
                     if (s2 > 0) activations(&all[l], &d, n, s2);
                 }
             }

@@ -135,6 +135,53 @@ static void test_zero_tensor(void **state) {
     close_source(&x);
 }
 
+/* Float32 weights too small for a float32 scale: written as zeros, with scales a loader takes. */
+static void test_vanishing_tensor(void **state) {
+    (void)state;
+    err e = { 0 };
+    source x = { 0 };
+    synth_spec spec = synth_default();
+    spec.shared_inter = 32;
+    spec.type = DT_F32;
+    synth_make(&x.s, &spec);
+    synth_tensor *t = synth_find(&x.s, L "0.linear_attn.out_proj.weight");
+    for (size_t i = 0; i < t->bytes / 4; i++) memcpy(t->data + 4 * i, &(float){ i % 2 ? -0x1p-140f : 0x1p-141f }, 4);
+    open_source(&x, 1);
+    for (int how = QUANT_MAX; how <= QUANT_FOUR_OVER_SIX; how++) {
+        char name[8];
+        snprintf(name, sizeof name, "out%d", how);
+        char *dst = in(&x, name);
+        outcome got =
+            run(&x, &WEIGHTS_ONLY, dst, (quantize_options){ .threads = 1, .algorithm = (quant_algorithm)how });
+        assert_true(got.ok);
+        assert_int_equal(got.r.zero_modules, 1);
+        OK(quantize_commit(got.partial, dst, &e));
+        plan p;
+        OK(plan_make(&p, &x.files, &x.config, &WEIGHTS_ONLY, 20000, &e));
+        int found = 0;
+        for (int i = 0; i < p.n_shards; i++) {
+            char path[300];
+            st_file f;
+            snprintf(path, sizeof path, "%s/%s", dst, p.shards[i].file.p);
+            OK(st_open(&f, path, &e));
+            const st_tensor *s2 = st_find(&f, STR(L "0.linear_attn.out_proj.weight_scale_2")),
+                            *s = st_find(&f, STR(L "0.linear_attn.out_proj.weight_scale")),
+                            *c = st_find(&f, STR(L "0.linear_attn.out_proj.weight"));
+            const float one = 1;
+            if (s2) assert_memory_equal(s2->data, &one, 4), found++;
+            for (uint64_t k = 0; s && k < s->bytes; k++) assert_int_equal(s->data[k], 0x38);
+            for (uint64_t k = 0; c && k < c->bytes; k++) assert_int_equal(c->data[k], 0);
+            found += (s != NULL) + (c != NULL);
+            st_close(&f);
+        }
+        assert_int_equal(found, 3);
+        plan_free(&p);
+        drop(&got);
+        free(dst);
+    }
+    close_source(&x);
+}
+
 static void test_missing_amax(void **state) {
     (void)state;
     source x = make_source();
@@ -309,6 +356,67 @@ static void test_tampered_shard(void **state) {
     close_source(&x);
 }
 
+/* Every algorithm gives the same bytes on every ISA, with any number of threads, and resumed; a run of another algorithm
+ * is another job. */
+static void test_algorithms(void **state) {
+    (void)state;
+    err e = { 0 };
+    source x = make_source();
+    open_source(&x, 1);
+    plan p;
+    OK(plan_make(&p, &x.files, &x.config, &WEIGHTS_ONLY, 20000, &e));
+    static const kern_isa levels[] = { ISA_REF, ISA_AVX2, ISA_COUNT };
+    double err2[3];
+    for (int how = QUANT_MAX; how <= QUANT_FOUR_OVER_SIX; how++) {
+        char *dirs[3], name[16];
+        for (int i = 0; i < 3; i++) {
+            quantize_options o = {
+                .threads = 1 + 2 * i, .isa = levels[i], .ranks = 1, .algorithm = (quant_algorithm)how
+            };
+            snprintf(name, sizeof name, "algo%d%d", how, i);
+            dirs[i] = in(&x, name);
+            outcome got = { 0 };
+            if (i == 2) { /* stopped once, resumed */
+                stopper s = { .after = 3 };
+                o.threads = 1;
+                o.on_progress = count_down;
+                o.ctx = &s;
+                o.cancel = &s.stop;
+                assert_false(quantize_shards(&got.r, &got.partial, &p, dirs[i], &o, &got.e));
+                drop(&got);
+                got = (outcome){ 0 };
+                o.cancel = NULL;
+                o.resume = true;
+                quantize_options other = o;
+                other.algorithm = (quant_algorithm)((how + 1) % 3);
+                assert_false(quantize_shards(&got.r, &got.partial, &p, dirs[i], &other, &got.e));
+                assert_string_equal(got.e.id, "E-QUANT-RESUME");
+                drop(&got);
+                got = (outcome){ 0 };
+            }
+            OK(quantize_shards(&got.r, &got.partial, &p, dirs[i], &o, &e));
+            OK(quantize_commit(got.partial, dirs[i], &e));
+            if (i == 2) { /* the results of resumed tasks come from the journal */
+                double sum = 0, max = 0;
+                for (int m = 0; m < p.n_modules; m++)
+                    for (int l = 0; l < 16; l++) {
+                        sum += got.r.modules[m].stats.error.err2[l];
+                        max += got.r.modules[m].max_error.err2[l];
+                    }
+                err2[how] = sum;
+                assert_true(how == QUANT_MAX ? max == 0 : max == err2[QUANT_MAX]);
+            }
+            drop(&got);
+        }
+        same_files(&p, dirs[0], dirs[1]);
+        same_files(&p, dirs[0], dirs[2]);
+        for (int i = 0; i < 3; i++) free(dirs[i]);
+    }
+    assert_true(err2[QUANT_MSE] < err2[QUANT_FOUR_OVER_SIX] && err2[QUANT_FOUR_OVER_SIX] < err2[QUANT_MAX]);
+    plan_free(&p);
+    close_source(&x);
+}
+
 /* The tail of a journal that was cut or damaged is not trusted; what is whole still counts. */
 static void test_damaged_journal(void **state) {
     (void)state;
@@ -346,6 +454,8 @@ int main(void) {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_nonfinite),
                                         cmocka_unit_test(test_shape),
                                         cmocka_unit_test(test_zero_tensor),
+                                        cmocka_unit_test(test_vanishing_tensor),
+                                        cmocka_unit_test(test_algorithms),
                                         cmocka_unit_test(test_missing_amax),
                                         cmocka_unit_test(test_destinations),
                                         cmocka_unit_test(test_no_room),
