@@ -302,7 +302,7 @@ int cmd_quantize(int argc, char **argv, err *e) {
                                 "  nibble quantize SRC -o DST --calib chats.jsonl --save-amax amax.safetensors\n" };
     arg_strings pos = { 0 };
     bool done = false;
-    const char *src;
+    const char *src = NULL;
     if (!dist_open(&o.d, e)) return 0;
     o.c.d = &o.d;
     if (o.d.rank > 0) log_set_sink(drop_line, NULL); /* rank 0 says it */

@@ -80,26 +80,32 @@ static void files_json(buf *b, const char *key, const requant *r, requant_fate f
     buf_byte(b, ']');
 }
 
-static void report_json(buf *b, const report *x, const quantize_result *q) {
-    buf_printf(b, "{\"schema\":\"nibble.requant-mtp/1\",\"dry_run\":%s,\"export\":", x->o->dry_run ? "true" : "false");
+/* What this run found and did; not part of the export's own record, which is the same whatever was there before. */
+static void run_json(buf *b, const report *x) {
+    buf_printf(b, "\"dry_run\":%s,\"export\":", x->o->dry_run ? "true" : "false");
     json_write_str(b, str_of(x->o->out && !x->o->dry_run ? x->o->out : x->r->dst.dir));
     buf_puts(b, ",\"source\":");
     if (x->o->source)
         json_write_str(b, str_of(x->o->source));
     else
         buf_puts(b, "null");
-    buf_printf(b,
-               ",\"before\":\"%s\",\"mtp\":\"%s\",\"mtp_scales\":\"%s\",\"arith\":\"%s\",\"calibration\":", x->r->had,
-               mtp_name(x), x->from->mtp_scales, x->from->arith);
+    buf_printf(b, ",\"before\":\"%s\",\"bytes_before\":%llu", x->r->had, (unsigned long long)x->r->head_bytes);
+    files_json(b, "rewritten", x->r, FATE_REWRITE);
+    files_json(b, "removed", x->r, FATE_REMOVE);
+    buf_byte(b, ',');
+}
+
+static void report_json(buf *b, const report *x, const quantize_result *q, bool record) {
+    buf_puts(b, "{\"schema\":\"nibble.requant-mtp/1\",");
+    if (!record) run_json(b, x);
+    buf_printf(b, "\"mtp\":\"%s\",\"mtp_scales\":\"%s\",\"arith\":\"%s\",\"calibration\":", mtp_name(x),
+               x->from->mtp_scales, x->from->arith);
     json_write_str(b, str_of(x->from->calibration));
-    buf_printf(b, ",\"bytes_before\":%llu,\"bytes_after\":%llu,\"file\":", (unsigned long long)x->r->head_bytes,
-               (unsigned long long)(x->head ? x->head->total_bytes : 0));
+    buf_printf(b, ",\"bytes_after\":%llu,\"file\":", (unsigned long long)(x->head ? x->head->total_bytes : 0));
     if (x->head)
         json_write_str(b, str_of(x->head->head_file));
     else
         buf_puts(b, "null");
-    files_json(b, "rewritten", x->r, FATE_REWRITE);
-    files_json(b, "removed", x->r, FATE_REMOVE);
     if (x->head) {
         buf_byte(b, ',');
         report_classes(b, x->head, q, true);
@@ -130,7 +136,7 @@ static void report_text(buf *b, const report *x, const quantize_result *q) {
 static void print(const report *x, const quantize_result *q) {
     buf b = { 0 };
     if (cmd_common()->json)
-        report_json(&b, x, q);
+        report_json(&b, x, q, false);
     else
         report_text(&b, x, q);
     fwrite(b.p, 1, b.n, stdout);
@@ -139,7 +145,7 @@ static void print(const report *x, const quantize_result *q) {
 
 static void on_head(void *ctx, const quantize_result *q) {
     report *x = ctx;
-    report_json(&x->json, x, q);
+    report_json(&x->json, x, q, true);
 }
 
 /* ---- the command ---- */

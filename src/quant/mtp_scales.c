@@ -61,9 +61,11 @@ static float maximum_of(float scale, bool fp8, quant_arith arith) {
     const float near = (float)((double)scale * (fp8 ? 448 : 2688)), narrow = bf16_to_f32(bf16_from_f32(near));
     if (gives(narrow, scale, fp8, arith)) return narrow;
     float up = near, down = near;
-    for (int i = 0; i < 4; i++, up = nextafterf(up, INFINITY), down = nextafterf(down, 0)) {
+    for (int i = 0; i < 4; i++) {
         if (gives(up, scale, fp8, arith)) return up;
         if (gives(down, scale, fp8, arith)) return down;
+        up = nextafterf(up, INFINITY);
+        down = nextafterf(down, 0);
     }
     return near; /* made under the other arithmetic: one ulp off */
 }

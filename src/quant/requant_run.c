@@ -56,10 +56,11 @@ static void header_of(buf *b, const st_file *f) {
         if (name_is_mtp(t->name)) continue;
         if (b->p[b->n - 1] != '{') buf_byte(b, ',');
         json_write_str(b, t->name);
+        const uint64_t end = at + t->bytes;
         buf_printf(b, ":{\"dtype\":\"%s\",\"shape\":[", dtype_name(t->type));
         for (int d = 0; d < t->rank; d++) buf_printf(b, "%s%lld", d ? "," : "", (long long)t->shape[d]);
-        buf_printf(b, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)(at + t->bytes));
-        at += t->bytes;
+        buf_printf(b, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)end);
+        at = end;
     }
     buf_byte(b, '}');
     while (b->n % 8) buf_byte(b, ' ');
@@ -158,6 +159,45 @@ static bool write_removals(const run *x) {
     return ok;
 }
 
+/* The fragment of a model card that quantize wrote: its lines about the head. */
+static void card_text(buf *out, str old, const run *x) {
+    const plan *p = x->job->head;
+    const bool nvfp4 = p && p->recipe.mtp == MTP_NVFP4;
+    while (old.n) {
+        const char *end = memchr(old.p, '\n', old.n);
+        const str line = { old.p, end ? (size_t)(end - old.p) + 1 : old.n };
+        old = str_skip(old, line.n);
+        if (str_starts(line, STR("| draft head: ")) || str_starts(line, STR("- Draft head's maxima: "))) continue;
+        if (!str_starts(line, STR("- Draft head: "))) {
+            buf_str(out, line);
+            continue;
+        }
+        buf_printf(out, "- Draft head: %s%s\n",
+                   !p      ? "none"
+                   : nvfp4 ? "NVFP4, scales "
+                           : "BF16",
+                   x->job->from->mtp_scales);
+        if (nvfp4) buf_printf(out, "- Draft head's maxima: %s\n", x->job->from->calibration);
+    }
+}
+
+static bool write_card(const run *x) {
+    enum { MAX = 1 << 20 };
+    static const char name[] = "QUANTIZATION.md";
+    char *path = path_join(x->r->dst.dir, name);
+    buf old = { 0 }, text = { 0 };
+    err ignored = { 0 };
+    bool ok = true;
+    if (file_exists(path) && file_read(&old, path, MAX, &ignored)) {
+        card_text(&text, buf_view(&old), x);
+        if (!str_eq(buf_view(&old), buf_view(&text))) ok = put(x, name, &text);
+    }
+    buf_free(&old);
+    buf_free(&text);
+    free(path);
+    return ok;
+}
+
 /* ---- another folder: what does not change is linked, or copied where links do not reach ---- */
 
 static bool carry(const run *x, const char *name) {
@@ -235,7 +275,7 @@ static bool stage(const run *x, quantize_result *result) {
     const requant_job *job = x->job;
     if (!enough_space(x) || !write_head(x, result)) return false;
     if (job->on_head) job->on_head(job->ctx, result);
-    return rewrite_all(x) && write_index(x) && write_configs(x) && write_removals(x) &&
+    return rewrite_all(x) && write_index(x) && write_configs(x) && write_card(x) && write_removals(x) &&
            (!job->summary || put(x, "nibble_mtp_summary.json", job->summary)) && (!job->out || carry_all(x)) &&
            (!stopped(x) || fail_stopped(x->e)) && quantize_commit(x->partial, x->target, x->e);
 }
