@@ -12,8 +12,8 @@
 typedef struct options {
     const char *source, *out;
     calib_args c;
-    int mtp, arith;
-    bool dry_run, has_arith;
+    int mtp, arith, algorithm;
+    bool dry_run, has_arith, has_algorithm;
 } options;
 
 static bool check(const options *o, calib_args *c, err *e) {
@@ -98,8 +98,8 @@ static void run_json(buf *b, const report *x) {
 static void report_json(buf *b, const report *x, const quantize_result *q, bool record) {
     buf_puts(b, "{\"schema\":\"nibble.requant-mtp/1\",");
     if (!record) run_json(b, x);
-    buf_printf(b, "\"mtp\":\"%s\",\"mtp_scales\":\"%s\",\"arith\":\"%s\",\"calibration\":", mtp_name(x),
-               x->from->mtp_scales, x->from->arith);
+    buf_printf(b, "\"mtp\":\"%s\",\"mtp_scales\":\"%s\",\"arith\":\"%s\",\"algorithm\":\"%s\",\"calibration\":",
+               mtp_name(x), x->from->mtp_scales, x->from->arith, x->from->algorithm);
     json_write_str(b, str_of(x->from->calibration));
     buf_printf(b, ",\"bytes_after\":%llu,\"file\":", (unsigned long long)(x->head ? x->head->total_bytes : 0));
     if (x->head)
@@ -150,11 +150,13 @@ static void on_head(void *ctx, const quantize_result *q) {
 
 /* ---- the command ---- */
 
-static bool replace(report *x, const provenance *from, const amax_table *t, quant_arith arith, err *e) {
+static bool replace(report *x, const provenance *from, const amax_table *t, quant_arith arith,
+                    quant_algorithm algorithm, err *e) {
     quantize_result q;
     const requant_job job = { .head = x->head,
                               .from = from,
                               .options = { .arith = arith,
+                                           .algorithm = algorithm,
                                            .amax = t,
                                            .threads = cmd_common()->threads,
                                            .isa = cmd_ops_options().isa,
@@ -174,12 +176,14 @@ static bool replace(report *x, const provenance *from, const amax_table *t, quan
 static bool work(const options *o, const requant *r, const plan *head, err *e) {
     char what[300] = "none needed", scales[40] = "";
     const quant_arith arith = o->has_arith ? (o->arith ? ARITH_CPU : ARITH_CUDA) : r->arith;
+    const quant_algorithm algorithm = o->has_algorithm ? (quant_algorithm)o->algorithm : r->algorithm;
     amax_table t = { 0 };
     const bool nvfp4 = head && head->recipe.mtp == MTP_NVFP4;
     if (nvfp4) calib_args_scales_text(scales, sizeof scales, &o->c);
-    const provenance from = {
-        .calibration = what, .mtp_scales = scales, .arith = arith == ARITH_CPU ? "cpu" : "cuda", .algorithm = "max"
-    };
+    const provenance from = { .calibration = what,
+                              .mtp_scales = scales,
+                              .arith = arith == ARITH_CPU ? "cpu" : "cuda",
+                              .algorithm = quant_algorithms[algorithm] };
     report x = { .o = o, .r = r, .head = head, .from = &from };
     if (o->dry_run) {
         snprintf(what, sizeof what, "not looked at");
@@ -188,7 +192,7 @@ static bool work(const options *o, const requant *r, const plan *head, err *e) {
     }
     const bool ok = requant_check_target(r, o->out, e) &&
                     (!nvfp4 || get_amax(&t, what, sizeof what, o, r, head, arith, e)) &&
-                    replace(&x, &from, &t, arith, e);
+                    replace(&x, &from, &t, arith, algorithm, e);
     amax_free(&t);
     return ok;
 }
@@ -222,7 +226,7 @@ int cmd_requant_mtp(int argc, char **argv, err *e) {
                                                                                                            "cpu",
                                                                                                            NULL };
     options o = { 0 };
-    enum { OWN = 7 };
+    enum { OWN = 8 };
     arg_opt opts[OWN + CALIB_OPTIONS] = {
         { .type = ARG_GROUP, .help = "Draft head" },
         { .type = ARG_STR,
@@ -243,6 +247,13 @@ int cmd_requant_mtp(int argc, char **argv, err *e) {
           .choices = arith_choices,
           .none = "as the export says, else cuda",
           .help = "whose rounding to follow where ModelOpt's machines differ" },
+        { .type = ARG_ENUM,
+          .name = "algorithm",
+          .dst = &o.algorithm,
+          .given = &o.has_algorithm,
+          .choices = quant_algorithms,
+          .none = "as the export says, else max",
+          .help = "how block scales are found" },
         { .type = ARG_STR,
           .name = "output",
           .key = 'o',

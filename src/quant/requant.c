@@ -84,9 +84,13 @@ static bool find_prefix(requant *r, err *e) {
     return fail_export(e, r->dst.dir, "holds no embed_tokens.weight");
 }
 
-static void find_arith(requant *r) {
-    const json *says = json_get(json_get(r->dst.hf_quant, "nibble"), "arithmetic");
-    r->arith = json_is(says, JSON_STRING) && strcmp(says->u.s, "cpu") == 0 ? ARITH_CPU : ARITH_CUDA;
+static void find_rules(requant *r) {
+    const json *record = json_get(r->dst.hf_quant, "nibble"), *arith = json_get(record, "arithmetic"),
+               *algorithm = json_get(record, "algorithm");
+    r->arith = json_is(arith, JSON_STRING) && strcmp(arith->u.s, "cpu") == 0 ? ARITH_CPU : ARITH_CUDA;
+    r->algorithm = QUANT_MAX;
+    for (int i = 0; json_is(algorithm, JSON_STRING) && quant_algorithms[i]; i++)
+        if (strcmp(algorithm->u.s, quant_algorithms[i]) == 0) r->algorithm = (quant_algorithm)i;
 }
 
 /* ---- files ---- */
@@ -163,7 +167,7 @@ bool requant_open(requant *out, const char *dir, recipe_mtp mtp, bool look, err 
         return false;
     }
     r->had = !n.head ? "none" : n.head_nvfp4 ? "nvfp4" : "bf16";
-    find_arith(r);
+    find_rules(r);
     find_fates(r);
     find_head_file(r);
     return true;

@@ -17,15 +17,16 @@ typedef enum requant_fate { FATE_KEEP, FATE_REWRITE, FATE_REMOVE } requant_fate;
 typedef struct requant {
     ckpt dst; /* the export */
     model_config config;
-    recipe recipe;          /* .preset and .kv as the trunk has them, .mtp as asked for */
-    str prefix;             /* of its text tensors */
-    requant_fate *fate;     /* [dst.shard_count] */
-    char *head_file;        /* name of the new head's file */
-    const char *had;        /* "none", "bf16", "nvfp4": the old head */
-    quant_arith arith;      /* of its scales, as it says itself; ARITH_CUDA when it says nothing */
-    int lock;               /* descriptor of the folder, locked; -1 */
-    uint64_t head_bytes;    /* of the old head's tensors */
-    uint64_t rewrite_bytes; /* data of the files to write anew */
+    recipe recipe;             /* .preset and .kv as the trunk has them, .mtp as asked for */
+    str prefix;                /* of its text tensors */
+    requant_fate *fate;        /* [dst.shard_count] */
+    char *head_file;           /* name of the new head's file */
+    const char *had;           /* "none", "bf16", "nvfp4": the old head */
+    quant_arith arith;         /* of its scales, as it says itself; ARITH_CUDA when it says nothing */
+    quant_algorithm algorithm; /* of its weights, as it says itself; QUANT_MAX when it says nothing */
+    int lock;                  /* descriptor of the folder, locked; -1 */
+    uint64_t head_bytes;       /* of the old head's tensors */
+    uint64_t rewrite_bytes;    /* data of the files to write anew */
 } requant;
 
 /* Open the export in `dir`, first finishing what an interrupted run left (N-REQUANT-FINISHED). With `look` nothing is

@@ -210,7 +210,7 @@ bool requant_config_text(buf *out, const requant *r, const plan *head, err *e) {
 
 /* What this run knows better than the export's own record; the rest of that record stays. */
 static void provenance_members(pretty *o, const json *old, const plan *head, const provenance *from) {
-    static const char *const ours[] = { "mtp", "mtp_scales", "mtp_calibration", "mtp_arithmetic" };
+    static const char *const ours[] = { "mtp", "mtp_scales", "mtp_calibration", "mtp_arithmetic", "mtp_algorithm" };
     for (uint32_t i = 0; json_is(old, JSON_OBJECT) && i < old->n; i++) {
         const json_member *m = &old->u.members[i];
         bool replaced = false;
@@ -222,6 +222,7 @@ static void provenance_members(pretty *o, const json *old, const plan *head, con
     if (!head || head->recipe.mtp != MTP_NVFP4) return;
     pretty_text(o, "mtp_calibration", str_of(from->calibration));
     pretty_text(o, "mtp_arithmetic", str_of(from->arith));
+    pretty_text(o, "mtp_algorithm", str_of(from->algorithm));
 }
 
 bool requant_hf_quant_text(buf *out, const requant *r, const plan *head, const provenance *from, err *e) {
