@@ -20,6 +20,7 @@
 typedef struct ops ops;
 typedef struct linear linear;   /* prepared weight matrix [N, K] */
 typedef struct experts experts; /* prepared routed experts of one layer */
+typedef struct lm_head lm_head; /* an output matrix from which only the largest logits are wanted */
 
 typedef enum linear_format {
     LINEAR_PLAIN, /* BF16, F16 or F32 elements */
@@ -106,6 +107,22 @@ typedef struct ops_rope {
     int half;               /* rotary_dim / 2; pairs (i, i + half) of the head's first 2*half elements */
 } ops_rope;
 
+enum { HEAD_MAX_TOP = 64 };
+
+/* What head_top is asked for one row. All zero: the largest logits of all ids. Host memory. */
+typedef struct head_query {
+    const int32_t *extra; /* ids in [0, rows) to be computed always, returned apart and left out of the top */
+    int n_extra;
+    const uint64_t *allowed; /* [(rows + 63) / 64]: bit id % 64 of word id / 64 set = may be in the top; NULL: all */
+} head_query;
+
+/* What head_top did so far. A row is one row of inputs. */
+typedef struct head_counts {
+    int64_t rows;       /* with finite inputs */
+    int64_t candidates; /* exact logits that the screened rows needed, without the extra ids */
+    int64_t full;       /* rows for which all logits were computed: not screened, or the bounds did not help */
+} head_counts;
+
 struct ops {
     const char *device; /* "ref", "cpu" ... */
     const char *isa;
@@ -123,6 +140,11 @@ struct ops {
     void (*linear_free)(ops *o, linear *w);
     bool (*experts_new)(ops *o, experts **out, const experts_desc *d, err *e);
     void (*experts_free)(ops *o, experts *x);
+    /* A head over ids [0, rows) of `full`, which must outlive it; rows <= its rows. `screen`: keep an 8-bit copy beside it
+     * (0.5 of the bytes of BF16) so that head_top reads that and few rows of `full`. Without an effect on results, and on
+     * weights that cannot be screened (quantized, or more than 65536 columns). Errors: E-MACHINE-MEMORY. */
+    bool (*head_new)(ops *o, lm_head **out, const linear *full, int rows, bool screen, err *e);
+    void (*head_free)(ops *o, lm_head *h);
     bool (*sync)(ops *o, err *e); /* wait; the first error of the step surfaces here */
     void (*close)(ops *o);        /* frees `o` itself */
 
@@ -140,6 +162,13 @@ struct ops {
     void (*gather_rows)(ops *o, float *y, const float *x, const int32_t *index, int rows, int n);
     /* out[r] = argmax of row r (kern argmax rule). */
     void (*argmax)(ops *o, int32_t *out, const float *x, int rows, int n);
+
+    /* For each of `rows` rows of hidden [rows, K] (device): the k <= HEAD_MAX_TOP largest logits by (value descending, id
+     * ascending; NaN last), exactly those of `linear` (NUMERICS 8) -> ids, logits [rows, k], host memory. Places that no
+     * allowed id fills have id -1 and logit NaN; so have all places of a row whose hidden state is not finite.
+     * extra_logits (host): the logits of q[0].extra, then of q[1].extra ... q NULL: no row asks for anything special. Waits. */
+    void (*head_top)(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_head *h, const float *hidden,
+                     int rows, int k, const head_query *q);
 
     /* ---- GDN ---- */
     /* Causal depthwise conv + SiLU, in span order. For each span: apply `commit` pending rows to the window, then
@@ -210,6 +239,7 @@ NODISCARD bool ops_open(ops **out, const ops_options *opt, err *e);
  *   "silu_mul"    g, NULL if y    u                   y             one row of n
  *   "gather_rows" x (ld n)        -                   y             index
  *   "argmax"      x               -                   -             index = the result [rows]
+ *   "head_top"    hidden          -                   -             k
  *   "conv"        u               w [channels, taps]  c             spans; rows = up to the last span's end
  *   "gdn"         c               -                   out           spans
  *   "gated_norm"  x, NULL if y    z                   y             rows of heads * dim
@@ -242,6 +272,8 @@ NODISCARD bool ops_tap_open(ops **out, ops *inner, ops_tap_fn *fn, void *ctx, er
 const char *linear_name(const linear *w);
 int linear_rows(const linear *w);
 int linear_cols(const linear *w);
+size_t head_bytes(const lm_head *h); /* of the 8-bit copy; 0: none */
+head_counts head_counted(const lm_head *h);
 const char *experts_name(const experts *x);
 int experts_count(const experts *x);
 int experts_inter(const experts *x);

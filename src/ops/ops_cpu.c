@@ -140,6 +140,8 @@ static void cpu_close(ops *o) {
     pool_free(c->pool);
     work_free(&c->shared);
     work_free(&c->units);
+    work_free(&c->screen);
+    work_free(&c->full);
     work_free(&c->own);
     free(c);
     free(o);
@@ -155,6 +157,8 @@ static const ops CPU = {
     .silu_mul = cpu_silu_mul,
     .gather_rows = cpu_gather_rows,
     .argmax = cpu_argmax,
+    .head_new = cpu_head_new,
+    .head_top = cpu_head_top,
     .conv = cpu_conv,
     .gdn = cpu_gdn,
     .gated_norm = cpu_gated_norm,
@@ -175,6 +179,7 @@ bool ops_cpu_open(ops **out, int threads, kern_isa isa, err *e) {
     }
     kern_init(&c->k, isa);
     quant_kern_init(&c->q, isa);
+    screen_kern_init(&c->s, isa);
     c->threads = pool_threads(c->pool);
     /* A hand-out costs about a microsecond while the workers spin; with more threads than CPUs each one is woken. */
     c->dispatch_ns = c->threads == 1 ? INFINITY : c->threads <= pool_cpus() ? 4e3 : 1e5;

@@ -7,16 +7,18 @@
 
 #include "base/pool.h"
 #include "kern/quant.h"
+#include "kern/screen.h"
 #include "ops/ops_impl.h"
 
 typedef struct cpu {
     kern k;
     quant_kern q;
+    screen_kern s;
     pool *pool;
     int threads;
-    double dispatch_ns; /* work below this estimate is done by the caller alone */
-    work shared, units; /* sized by the caller before the pool runs */
-    work own;           /* threads x own_bytes */
+    double dispatch_ns;               /* work below this estimate is done by the caller alone */
+    work shared, units, screen, full; /* sized by the caller before the pool runs */
+    work own;                         /* threads x own_bytes */
     size_t own_bytes;
 } cpu;
 
@@ -47,6 +49,9 @@ void cpu_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, cons
 void cpu_qlinear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
 void cpu_qmoe(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx, const float *wt,
               int rows, int k);
+bool cpu_head_new(ops *o, lm_head **out, const linear *full, int rows, bool screen, err *e);
+void cpu_head_top(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_head *h, const float *hidden, int rows,
+                  int k, const head_query *q);
 void cpu_conv(ops *o, float *c, const float *u, const float *w, ops_conv *st, const ops_span *spans, int n_spans);
 void cpu_gdn(ops *o, float *out, const float *c, const float *a, const float *b, const float *neg_a,
              const float *dt_bias, ops_gdn *st, const ops_span *spans, int n_spans);

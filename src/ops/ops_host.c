@@ -3,7 +3,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "ops/ops_impl.h"
+#include "ops/ops_head.h"
 
 /* In front of each block: how to give it back. 64 bytes keep the alignment. */
 typedef struct block_head {
@@ -149,6 +149,12 @@ static void host_experts_free(ops *o, experts *x) {
     free(x);
 }
 
+static void host_head_free(ops *o, lm_head *h) {
+    if (!h) return;
+    host_mem_free(o, h->block);
+    free(h);
+}
+
 static bool host_sync(ops *o, err *e) {
     (void)o, (void)e;
     return true;
@@ -163,6 +169,7 @@ void ops_host_fill(ops *o) {
     o->linear_free = host_linear_free;
     o->experts_new = host_experts_new;
     o->experts_free = host_experts_free;
+    o->head_free = host_head_free;
     o->sync = host_sync;
 }
 

@@ -7,7 +7,7 @@
 #include "num/bf16.h"
 #include "num/fp8.h"
 #include "num/mathf.h"
-#include "ops/ops_impl.h"
+#include "ops/ops_head.h"
 #include "ops/quant_linear.h"
 
 typedef struct ref {
@@ -135,6 +135,47 @@ static void ref_argmax(ops *o, int32_t *out, const float *x, int rows, int n) {
         for (int i = 1; i < n; i++)
             if (ranks_before(x, i, best)) best = i;
         out[r] = best;
+    }
+}
+
+static bool ref_head_new(ops *o, lm_head **out, const linear *full, int rows, bool screen, err *e) {
+    (void)o, (void)screen, (void)e;
+    *out = head_plain(full, rows);
+    return true;
+}
+
+static bool has_bit(const uint64_t *bits, int i) { return bits[i / 64] >> i % 64 & 1; }
+
+/* The best of the ids in `mask` by repeated selection. */
+static void top_of(int32_t *ids, float *logits, const float *all, const uint64_t *mask, int rows, int k) {
+    for (int j = 0; j < k; j++) {
+        int best = -1;
+        for (int i = 0; i < rows && (j == 0 || ids[j - 1] >= 0); i++)
+            if (has_bit(mask, i) && (j == 0 || ranks_before(all, ids[j - 1], i)) &&
+                (best < 0 || ranks_before(all, i, best)))
+                best = i;
+        ids[j] = best;
+        logits[j] = best < 0 ? NAN : all[best];
+    }
+}
+
+static void ref_head_top(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_head *h, const float *hidden,
+                         int rows, int k, const head_query *q) {
+    ref *f = o->self;
+    CHECK(k >= 1 && k <= HEAD_MAX_TOP, "top %d of a head", k);
+    float *all = floats(&f->b, h->rows);
+    uint64_t *mask = work_need(&f->c, ((size_t)h->rows + 63) / 64 * sizeof *mask);
+    for (int r = 0; r < rows; r++, hidden += h->cols, ids += k, logits += k) {
+        const bool finite = head_finite(hidden, h->cols);
+        head_mask(mask, h->rows, q ? &q[r] : NULL);
+        ref_linear(o, all, h->rows, hidden, h->cols, &h->full, 1);
+        for (int i = 0; q && i < q[r].n_extra; i++) *extra_logits++ = finite ? all[q[r].extra[i]] : NAN;
+        if (finite)
+            top_of(ids, logits, all, mask, h->rows, k);
+        else
+            head_no_more(ids, logits, 0, k);
+        h->counts.rows += finite;
+        h->counts.full += finite;
     }
 }
 
@@ -469,6 +510,8 @@ static const ops REF = {
     .silu_mul = ref_silu_mul,
     .gather_rows = ref_gather_rows,
     .argmax = ref_argmax,
+    .head_new = ref_head_new,
+    .head_top = ref_head_top,
     .conv = ref_conv,
     .gdn = ref_gdn,
     .gated_norm = ref_gated_norm,

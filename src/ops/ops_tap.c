@@ -1,7 +1,7 @@
 /* The decorator of ops.h: forwards every call to `inner`, then reports it. */
 #include <stdlib.h>
 
-#include "ops/ops_impl.h"
+#include "ops/ops_head.h"
 
 typedef struct tap {
     ops *inner;
@@ -54,6 +54,11 @@ static bool tap_experts_new(ops *o, experts **out, const experts_desc *d, err *e
     return inner_of(o)->experts_new(inner_of(o), out, d, e);
 }
 static void tap_experts_free(ops *o, experts *x) { inner_of(o)->experts_free(inner_of(o), x); }
+
+static bool tap_head_new(ops *o, lm_head **out, const linear *full, int rows, bool screen, err *e) {
+    return inner_of(o)->head_new(inner_of(o), out, full, rows, screen, e);
+}
+static void tap_head_free(ops *o, lm_head *h) { inner_of(o)->head_free(inner_of(o), h); }
 
 static bool tap_sync(ops *o, err *e) {
     tap *t = o->self;
@@ -142,6 +147,13 @@ static void tap_gather_rows(ops *o, float *y, const float *x, const int32_t *ind
 static void tap_argmax(ops *o, int32_t *out, const float *x, int rows, int n) {
     inner_of(o)->argmax(inner_of(o), out, x, rows, n);
     report(o, &(ops_event){ .op = "argmax", .in = x, .in_ld = n, .in_cols = n, .rows = rows, .index = out });
+}
+
+static void tap_head_top(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_head *h, const float *hidden,
+                         int rows, int k, const head_query *q) {
+    inner_of(o)->head_top(inner_of(o), ids, logits, extra_logits, h, hidden, rows, k, q);
+    const int n = head_cols(h);
+    report(o, &(ops_event){ .op = "head_top", .in = hidden, .in_ld = n, .in_cols = n, .rows = rows, .k = k });
 }
 
 /* ---- GDN ---- */
@@ -338,6 +350,8 @@ static const ops TAP = {
     .linear_free = tap_linear_free,
     .experts_new = tap_experts_new,
     .experts_free = tap_experts_free,
+    .head_new = tap_head_new,
+    .head_free = tap_head_free,
     .sync = tap_sync,
     .close = tap_close,
     .embed = tap_embed,
@@ -347,6 +361,7 @@ static const ops TAP = {
     .silu_mul = tap_silu_mul,
     .gather_rows = tap_gather_rows,
     .argmax = tap_argmax,
+    .head_top = tap_head_top,
     .conv = tap_conv,
     .gdn = tap_gdn,
     .gated_norm = tap_gated_norm,
