@@ -1,0 +1,87 @@
+/* nv.h - inner loops over NVFP4 weights in the packed layout: a table of its own beside kern.h.
+ *
+ * Packed layout. A panel is 16 output rows; along K it is a stream of groups of 64 columns, 576 bytes each, 64-byte
+ * aligned:
+ *     bytes 0..63    scale[b][r]  b = 0..3 (blocks of 16 columns), r = 0..15      E4M3 as in the checkpoint
+ *     bytes 64..575  word[o][r]   o = 0..7 (octets of 8 columns), r = 0..15       4 bytes = the row's codes, as stored
+ * Rows beyond N and columns beyond K are zero codes under zero scales. It is the checkpoint transposed at 4-byte
+ * granularity: one vector holds the same octet of 16 rows, so a lane's sum is a row's block sum.
+ *
+ * Inputs are quantized once per row into an nv_act. Sums over blocks are exact 64-bit integers rounded to float32
+ * once (docs/NUMERICS.md "Quantized linears"), so every level, order and split returns the same bits.
+ * Single-threaded, no allocation. */
+#ifndef NIBBLE_NV_H
+#define NIBBLE_NV_H
+
+#include "kern/kern.h"
+
+enum { NV_ROWS = 16, NV_COLS = 64, NV_GROUP_BYTES = 576 };
+
+static inline int nv_padded(int K) { return (K + NV_COLS - 1) / NV_COLS * NV_COLS; }
+static inline int64_t nv_panel_bytes(int K) { return (int64_t)nv_padded(K) / NV_COLS * NV_GROUP_BYTES; }
+static inline int nv_panels(int N) { return (N + NV_ROWS - 1) / NV_ROWS; }
+
+/* One quantized input row; Kp = nv_padded(K). */
+typedef struct nv_act {
+    int8_t *codes;  /* [Kp] per octet of columns: 0 2 4 6 | 1 3 5 7; FP4: doubled E2M1 values; INT8: codes */
+    int32_t *scale; /* [Kp / 16] FP4: E4M3 value x 512; INT8: the block's integer */
+    int32_t *bias;  /* [Kp / 16] -12 x the sum of the block's codes */
+    float *x;       /* [Kp] float inputs (weight-only mode); shares memory with the others */
+    float factor;   /* INT8: the row's t; else 1 */
+    bool bad;       /* a NaN went in: the row's outputs are NaN */
+} nv_act;
+
+/* Bytes behind one nv_act, a multiple of 64; nv_act_at points the members into them. */
+size_t nv_act_bytes(int K);
+nv_act nv_act_at(void *mem, int K);
+
+typedef struct nv_kern {
+    kern_isa isa;
+
+    /* One panel from rows [0, rows <= 16) of a checkpoint matrix: codes at row stride K / 2, scales at K / 16. */
+    void (*pack)(uint8_t *panel, const uint8_t *codes, const uint8_t *scales, int rows, int K);
+
+    /* Codes as nvfp4_act_encode wrote them (packed [K / 2], scales [K / 16]) -> a. Sets bad. */
+    void (*act_fp4)(nv_act *a, const uint8_t *codes, const uint8_t *scales, int K);
+    /* x [K] -> a in INT8 form: t = amax / (127 * 960), per block the smallest integer of at most 4 significant bits in
+     * [1, 960] under which no code clips, codes RNE(fl(x / fl(t * integer))). Sets factor = t. */
+    void (*act_int8)(nv_act *a, const float *x, int K);
+
+    /* y[m * ldy + 16 p + r] = fl32(sum_b isum * as * ws x 512) for panels p < n and rows m < M. Panels lie
+     * `stride` bytes apart. Writes 16 floats a panel. */
+    void (*dot)(float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int Kp, const nv_act *a, int M);
+    /* Weight-only mode: per block an fma chain over its columns, acc = fma(p, ws, acc) over blocks. */
+    void (*dot_float)(float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int Kp, const nv_act *a,
+                      int M);
+} nv_kern;
+
+/* Fill the table for the best level the CPU has that is <= cap, as kern_init. */
+void nv_kern_init(nv_kern *k, kern_isa cap);
+
+/* E4M3 value times 512: an integer, since the smallest step is 2^-9. NaN (refused by the loader) counts as 0. */
+static inline int32_t e4m3_times_512(uint8_t c) {
+    const int exp = c >> 3 & 15, man = c & 7;
+    if ((c & 0x7f) == 0x7f) return 0;
+    const int32_t mag = exp ? (8 + man) << (exp - 1) : man;
+    return c & 0x80 ? -mag : mag;
+}
+
+/* The smallest integer of at most 4 significant bits that is >= v, within [1, 960]. */
+static inline int32_t nv_round_up_4_bits(float v) {
+    int32_t n = (int32_t)__builtin_ceilf(v < 960.0f ? v : 960.0f);
+    if (n < 1) n = 1;
+    int shift = 0;
+    while (n >> shift > 15) shift++;
+    int32_t m = (n + (1 << shift) - 1) >> shift;
+    if (m > 15) m = (m + 1) >> 1, shift++;
+    const int32_t up = m << shift;
+    return up > 960 ? 960 : up;
+}
+
+/* The levels; each overwrites what it has. For nv_kern_init and tests only. */
+void nv_init_ref(nv_kern *k);
+void nv_init_avx2(nv_kern *k);
+void nv_init_avx512(nv_kern *k);
+void nv_init_neon(nv_kern *k);
+
+#endif
