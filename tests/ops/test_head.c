@@ -141,8 +141,8 @@ static void make(problem *p, fill how) {
 
 static void solve(answer *a, ops *o, const problem *p, bool screen, bool queries) {
     err e = { 0 };
-    linear *w;
-    lm_head *h;
+    linear *w = NULL;
+    lm_head *h = NULL;
     memset(a, 0, sizeof *a);
     const linear_desc d = { .name = "head", .type = p->type, .rows = p->N, .cols = p->K, .data = p->w };
     if (!o->linear_new(o, &w, &d, &e) || !o->head_new(o, &h, w, p->N, screen, &e)) fail_msg("%s", e.msg);
@@ -208,8 +208,8 @@ static void gaussian_rows_leave_few_candidates(void **state) {
     (void)state;
     enum { N = 6000, K = 512 };
     err e = { 0 };
-    linear *w;
-    lm_head *h, *plain;
+    linear *w = NULL;
+    lm_head *h = NULL, *plain = NULL;
     float x[2 * K], logits[2 * 20], want[2 * 20];
     int32_t ids[2 * 20], want_ids[2 * 20];
     uint16_t *data = weights_of(DT_BF16, NORMAL, N, K);
