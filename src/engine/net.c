@@ -24,7 +24,7 @@ static bool prepare(net *n, linear **out, const wmat *m, err *e) {
     if (!m->data) return true;
     if (!quant_of(&q, n, &m->q, m->name, e)) return false;
     const linear_desc d = {
-        .name = m->name, .type = m->type, .rows = m->rows, .cols = m->cols, .data = m->data, .q = q
+        .name = m->name, .type = m->type, .rows = m->rows, .cols = m->cols, .data = m->data, .q = q, .mapped = true
     };
     return n->o->linear_new(n->o, out, &d, e);
 }
@@ -63,7 +63,8 @@ static bool prepare_experts(net *n, experts **out, const wexperts *x, err *e) {
                                  .down = (const void *const *)x->down,
                                  .gate_q = gate,
                                  .up_q = up,
-                                 .down_q = down };
+                                 .down_q = down,
+                                 .mapped = true };
         ok = n->o->experts_new(n->o, out, &d, e);
     }
     free(gate);

@@ -27,7 +27,8 @@ INLINE __m256i dword(const void *p) {
 }
 
 /* Pairs of u8 x s8 products: at most 2 * 24 * 127, and four of those stay below 2^15. */
-INLINE void half_rows(float *y, int64_t ldy, const uint8_t *w, int Kp, const nv_act *a, const int M, int h, bool fetch) {
+INLINE void half_rows(float *y, int64_t ldy, const uint8_t *w, int Kp, const nv_act *a, const int M, int h,
+                      bool fetch) {
     const __m256i table =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
@@ -93,9 +94,9 @@ INLINE void half_float(float *y, const uint8_t *w, int Kp, const nv_act *a, int 
             for (int b = 0; b < 4; b++) c[b] = load(w + 64 + (b * 2 + o) * 64 + h * 32);
             for (int j = 0; j < 8; j++)
                 for (int b = 0; b < 4; b++) { /* by the low three bits */
-                    const __m256 v = _mm256_blendv_ps(_mm256_permutevar8x32_ps(plus, c[b]),
-                                                      _mm256_permutevar8x32_ps(minus, c[b]),
-                                                      _mm256_castsi256_ps(_mm256_slli_epi32(c[b], 28)));
+                    const __m256 v =
+                        _mm256_blendv_ps(_mm256_permutevar8x32_ps(plus, c[b]), _mm256_permutevar8x32_ps(minus, c[b]),
+                                         _mm256_castsi256_ps(_mm256_slli_epi32(c[b], 28)));
                     c[b] = _mm256_srli_epi32(c[b], 4);
                     p[b] = _mm256_fmadd_ps(v, _mm256_set1_ps(a->x[k + b * BLOCK + o * 8 + j]), p[b]);
                 }

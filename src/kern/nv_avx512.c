@@ -98,8 +98,8 @@ INLINE void panel_float(float *y, int64_t ldy, const uint8_t *w, int Kp, const n
                 }
         }
         for (int b = 0; b < 4; b++) {
-            const __m256i h = _mm256_slli_epi16(
-                _mm256_cvtepu8_epi16(_mm_load_si128((const __m128i *)(const void *)(w + b * 16))), 7);
+            const __m256i h =
+                _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_load_si128((const __m128i *)(const void *)(w + b * 16))), 7);
             const __m512 ws = _mm512_mul_ps(_mm512_cvtph_ps(h), _mm512_set1_ps(256.0f));
             for (int m = 0; m < M; m++) acc[m] = _mm512_fmadd_ps(p[b][m], ws, acc[m]);
         }
@@ -149,8 +149,7 @@ static void act_fp4(nv_act *a, const uint8_t *codes, const uint8_t *scales, int 
     for (int b = 0; b < K / BLOCK; b++) {
         const __m128i c = _mm_loadl_epi64((const __m128i *)(const void *)(codes + b * 8));
         const __m128i e = _mm_and_si128(c, nibble), o = _mm_and_si128(_mm_srli_epi32(c, 4), nibble);
-        _mm_storeu_si128((__m128i *)(void *)(a->codes + b * BLOCK),
-                         _mm_shuffle_epi8(table, _mm_unpacklo_epi32(e, o)));
+        _mm_storeu_si128((__m128i *)(void *)(a->codes + b * BLOCK), _mm_shuffle_epi8(table, _mm_unpacklo_epi32(e, o)));
         bad |= (scales[b] & 0x7f) == 0x7f;
         a->scale[b] = e4m3_times_512(scales[b]);
     }
@@ -180,7 +179,8 @@ static void act_int8(nv_act *a, const float *x, int K) {
         const float den = t * (float)a->scale[b];
         __m512 q = _mm512_setzero_ps();
         if (t > 0) {
-            q = _mm512_roundscale_ps(_mm512_div_ps(v, _mm512_set1_ps(den)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+            q = _mm512_roundscale_ps(_mm512_div_ps(v, _mm512_set1_ps(den)),
+                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
             q = _mm512_min_ps(q, _mm512_set1_ps(127.0f)); /* 127 for NaN */
             q = _mm512_max_ps(q, _mm512_set1_ps(-127.0f));
         }
@@ -209,8 +209,8 @@ static void pack(uint8_t *panel, const uint8_t *codes, const uint8_t *scales, in
         const __m512i all = _mm512_loadu_si512(four); /* row r: bytes b = 0..3 */
         const __m512i by_block = _mm512_shuffle_epi8(
             all, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
-        const __m512i turned = _mm512_permutexvar_epi32(
-            _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), by_block);
+        const __m512i turned =
+            _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), by_block);
         _mm512_store_si512(panel, turned);
         for (int half = 0; half < 2; half++) { /* rows 8 half ..: an 8 x 8 transpose of dwords */
             const __m256i *q = r + half * 8;
@@ -228,17 +228,15 @@ static void pack(uint8_t *panel, const uint8_t *codes, const uint8_t *scales, in
             for (int i = 0; i < 4; i++) {
                 uint8_t *to = panel + 64 + half * 32;
                 _mm256_store_si256((__m256i *)(void *)(to + i * 64), _mm256_permute2x128_si256(v[i], v[4 + i], 0x20));
-                _mm256_store_si256((__m256i *)(void *)(to + (4 + i) * 64), _mm256_permute2x128_si256(v[i], v[4 + i], 0x31));
+                _mm256_store_si256((__m256i *)(void *)(to + (4 + i) * 64),
+                                   _mm256_permute2x128_si256(v[i], v[4 + i], 0x31));
             }
         }
     }
 }
 
 void nv_init_avx512(nv_kern *k) {
-    *k = (nv_kern){ .isa = ISA_AVX512,
-                    .pack = pack,
-                    .act_fp4 = act_fp4,
-                    .act_int8 = act_int8,
-                    .dot = dot,
-                    .dot_float = dot_float };
+    *k = (nv_kern){
+        .isa = ISA_AVX512, .pack = pack, .act_fp4 = act_fp4, .act_int8 = act_int8, .dot = dot, .dot_float = dot_float
+    };
 }

@@ -19,8 +19,7 @@ static void pack(uint8_t *panel, const uint8_t *codes, const uint8_t *scales, in
         for (int b = 0; b < K / BLOCK; b++) {
             uint8_t *group = panel + (int64_t)(b / 4) * NV_GROUP_BYTES;
             group[b % 4 * NV_ROWS + r] = s[b];
-            for (int o = 0; o < 2; o++)
-                memcpy(group + 64 + ((b % 4 * 2 + o) * NV_ROWS + r) * 4, c + b * 8 + o * 4, 4);
+            for (int o = 0; o < 2; o++) memcpy(group + 64 + ((b % 4 * 2 + o) * NV_ROWS + r) * 4, c + b * 8 + o * 4, 4);
         }
     }
 }
@@ -116,12 +115,9 @@ static void dot_float(float *y, int64_t ldy, const uint8_t *panels, int64_t stri
 }
 
 void nv_init_ref(nv_kern *k) {
-    *k = (nv_kern){ .isa = ISA_REF,
-                    .pack = pack,
-                    .act_fp4 = act_fp4,
-                    .act_int8 = act_int8,
-                    .dot = dot,
-                    .dot_float = dot_float };
+    *k = (nv_kern){
+        .isa = ISA_REF, .pack = pack, .act_fp4 = act_fp4, .act_int8 = act_int8, .dot = dot, .dot_float = dot_float
+    };
 }
 
 #endif

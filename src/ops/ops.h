@@ -50,6 +50,7 @@ typedef struct linear_desc {
     int rows, cols;   /* N, K */
     const void *data; /* [N, K], aligned to its element; used in place on CPUs: must outlive the handle */
     linear_quant q;   /* zero for LINEAR_PLAIN */
+    bool mapped; /* codes and scales lie in a read-only file mapping: a backend that repacks them may drop its pages */
 } linear_desc;
 
 typedef struct experts_desc {
@@ -59,6 +60,7 @@ typedef struct experts_desc {
     const void *const *gate, *const *up,
                                  *const *down;  /* [count] each: [inter,hidden], [inter,hidden], [hidden,inter] */
     const linear_quant *gate_q, *up_q, *down_q; /* [count] each, or NULL: plain */
+    bool mapped;                                /* as in linear_desc */
 } experts_desc;
 
 /* Consecutive rows of the batch that belong to one sequence. conv and gdn take a slot at most once per call, because

@@ -179,6 +179,7 @@ bool ops_cpu_open(ops **out, int threads, kern_isa isa, err *e) {
     }
     kern_init(&c->k, isa);
     quant_kern_init(&c->q, isa);
+    nv_kern_init(&c->nv, isa);
     screen_kern_init(&c->s, isa);
     c->threads = pool_threads(c->pool);
     /* A hand-out costs about a microsecond while the workers spin; with more threads than CPUs each one is woken. */
@@ -189,6 +190,10 @@ bool ops_cpu_open(ops **out, int threads, kern_isa isa, err *e) {
     o->isa = kern_isa_name(c->k.isa);
     o->threads = c->threads;
     ops_host_fill(o);
+    o->linear_new = cpu_linear_new;
+    o->linear_free = cpu_linear_free;
+    o->experts_new = cpu_experts_new;
+    o->experts_free = cpu_experts_free;
     *out = o;
     return true;
 }

@@ -6,6 +6,7 @@
 #define NIBBLE_OPS_CPU_H
 
 #include "base/pool.h"
+#include "kern/nv.h"
 #include "kern/quant.h"
 #include "kern/screen.h"
 #include "ops/ops_impl.h"
@@ -13,6 +14,7 @@
 typedef struct cpu {
     kern k;
     quant_kern q;
+    nv_kern nv;
     screen_kern s;
     pool *pool;
     int threads;
@@ -45,8 +47,15 @@ static inline void cpu_gemm(const cpu *c, dtype t, float *y, int64_t ldy, const 
         c->k.gemm_f32(y, ldy, x, ldx, w, M, N, K);
 }
 
+/* Handles whose NVFP4 weights are repacked into panels (ops_cpu_pack.c). */
+bool cpu_linear_new(ops *o, linear **out, const linear_desc *d, err *e);
+void cpu_linear_free(ops *o, linear *w);
+bool cpu_experts_new(ops *o, experts **out, const experts_desc *d, err *e);
+void cpu_experts_free(ops *o, experts *x);
+
 void cpu_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
 void cpu_qlinear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
+void cpu_packed_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
 void cpu_qmoe(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx, const float *wt,
               int rows, int k);
 bool cpu_head_new(ops *o, lm_head **out, const linear *full, int rows, bool screen, err *e);

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "num/mathf.h"
-#include "ops/ops_cpu.h"
+#include "ops/ops_cpu_moe.h"
 
 /* ---- route ---- */
 
@@ -59,26 +59,6 @@ void cpu_route(ops *o, int32_t *idx, float *wt, const float *logits, int rows, i
 }
 
 /* ---- experts ---- */
-
-enum { PAIR_BLOCK = 64, COL_GRAIN = 16 };
-
-/* A (row, expert) pair; pairs are sorted by expert. */
-typedef struct group { /* the pairs of one expert */
-    int expert, begin, end;
-    double before; /* cost of the groups in front */
-} group;
-
-typedef struct moe_job {
-    cpu *c;
-    float *y, *hidden_out;
-    const float *x, *wt;
-    const experts *ex;
-    int rows, k, n_groups;
-    group *groups;
-    int32_t *pair; /* [pairs] index into idx and wt, in order of expert */
-    float *h;      /* [pairs, inter] in that order */
-    double cost;
-} moe_job;
 
 /* Cost of one row of gate and up for `pairs` inputs: reading it counts as much as eight products with it. */
 static double row_cost(const group *g) { return 8.0 + (g->end - g->begin); }
@@ -145,12 +125,12 @@ static void gate_up(const moe_job *j, const group *g, int i0, int i1, float *own
 }
 
 /* Columns [c0, c1) of y: experts in increasing index, each with all its pairs. */
-static void down(const moe_job *j, int64_t c0, int64_t c1, float *own) {
+static void down(const moe_job *j, int c0, int c1, float *own) {
     const experts *ex = j->ex;
-    const int n = ex->hidden, cols = (int)(c1 - c0);
+    const int n = ex->hidden, cols = c1 - c0;
     for (int64_t r = 0; r < j->rows; r++) memset(j->y + r * n + c0, 0, (size_t)cols * sizeof(float));
     for (const group *g = j->groups; g < j->groups + j->n_groups; g++) {
-        const void *w = elem_at(ex->down[g->expert], ex->type, c0 * ex->inter);
+        const void *w = elem_at(ex->down[g->expert], ex->type, (int64_t)c0 * ex->inter);
         for (int p = g->begin; p < g->end; p += PAIR_BLOCK) {
             const int m = (int)min_i64(PAIR_BLOCK, g->end - p);
             cpu_gemm(j->c, ex->type, own, cols, j->h + (int64_t)p * ex->inter, ex->inter, w, m, cols, ex->inter);
@@ -165,24 +145,35 @@ static void down(const moe_job *j, int64_t c0, int64_t c1, float *own) {
 static void moe_part(void *ctx, int thread, int threads) {
     const moe_job *j = ctx;
     float *own = cpu_own(j->c, thread);
+    const bool packed = j->ex->packed_in != NULL;
     int g, i, g_end, i_end;
+    int64_t c0, c1;
+    if (packed) {
+        pool_share(packed_inputs(j), 1, thread, threads, &c0, &c1);
+        packed_quantize_in(j, (int)c0, (int)c1);
+        cpu_barrier(j->c, threads);
+    }
     boundary(j, thread, threads, &g, &i);
     boundary(j, thread + 1, threads, &g_end, &i_end);
     for (; g < g_end || (g == g_end && i < i_end); g++, i = 0) {
         const int end = g < g_end ? j->ex->inter : i_end;
-        if (i < end) gate_up(j, &j->groups[g], i, end, own);
+        if (i < end) (packed ? packed_gate_up : gate_up)(j, &j->groups[g], i, end, own);
     }
     cpu_barrier(j->c, threads);
-    int64_t c0, c1;
+    if (packed) {
+        pool_share((int64_t)j->rows * j->k, 1, thread, threads, &c0, &c1);
+        packed_quantize_down(j, (int)c0, (int)c1);
+        cpu_barrier(j->c, threads);
+    }
     pool_share(j->ex->hidden, COL_GRAIN, thread, threads, &c0, &c1);
-    if (c0 < c1) down(j, c0, c1, own);
+    if (c0 < c1) (packed ? packed_down : down)(j, (int)c0, (int)c1, own);
 }
 
 void cpu_moe_hidden(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx,
                     const float *wt, int rows, int k) {
     cpu *c = o->self;
     if (rows <= 0) return;
-    if (ex->gate_q) {
+    if (ex->gate_q && !ex->packed_in) {
         cpu_qmoe(o, y, hidden, x, ex, idx, wt, rows, k);
         return;
     }
@@ -190,13 +181,17 @@ void cpu_moe_hidden(ops *o, float *y, float *hidden, const float *x, const exper
     const size_t pairs = (size_t)rows * (size_t)k, groups = pairs < (size_t)ex->count ? pairs : (size_t)ex->count;
     const size_t h_bytes = (pairs * (size_t)ex->inter * sizeof(float) + 63) & ~(size_t)63;
     const size_t g_bytes = groups * sizeof(group), p_bytes = pairs * sizeof(int32_t);
-    char *p = work_need(&c->shared, h_bytes + g_bytes + p_bytes + ((size_t)ex->count + 1) * sizeof(int32_t));
+    const size_t act_bytes = ex->packed_in ? packed_act_bytes(&j) : 0;
+    char *p =
+        work_need(&c->shared, act_bytes + h_bytes + g_bytes + p_bytes + ((size_t)ex->count + 1) * sizeof(int32_t));
+    if (ex->packed_in) packed_act_layout(&j, p);
+    p += act_bytes;
     j.h = (float *)(void *)p;
     j.groups = (group *)(p + h_bytes);
     j.pair = (int32_t *)(p + h_bytes + g_bytes);
     sort_pairs(&j, (int32_t *)(p + h_bytes + g_bytes + p_bytes), idx);
     const size_t wide = (size_t)(ex->inter > ex->hidden ? ex->inter : ex->hidden);
-    cpu_own_need(c, PAIR_BLOCK * ((size_t)ex->hidden + wide) * sizeof(float));
+    cpu_own_need(c, ex->packed_in ? packed_own_bytes(ex) : PAIR_BLOCK * ((size_t)ex->hidden + wide) * sizeof(float));
     cpu_run(c, moe_part, &j, j.cost * ex->hidden * 0.03);
 }
 

@@ -77,7 +77,7 @@ static void check_data(const void *p, dtype t, const char *name) {
     CHECK(p && (uintptr_t)p % (size_t)dtype_bytes(t) == 0, "%s: data %p not aligned to its element", name, p);
 }
 
-static bool host_linear_new(ops *o, linear **out, const linear_desc *d, err *e) {
+bool host_linear_new(ops *o, linear **out, const linear_desc *d, err *e) {
     (void)o, (void)e;
     const char *name = d->name ? d->name : "";
     check_type(d->type, d->q.format, name);
@@ -92,7 +92,7 @@ static bool host_linear_new(ops *o, linear **out, const linear_desc *d, err *e) 
     return true;
 }
 
-static void host_linear_free(ops *o, linear *w) {
+void host_linear_free(ops *o, linear *w) {
     (void)o;
     if (!w) return;
     free(w->name);
@@ -118,7 +118,7 @@ static linear_quant *copy_quants(const linear_quant *q, int n, int cols, const c
     return own;
 }
 
-static bool host_experts_new(ops *o, experts **out, const experts_desc *d, err *e) {
+bool host_experts_new(ops *o, experts **out, const experts_desc *d, err *e) {
     (void)o, (void)e;
     const char *name = d->name ? d->name : "";
     check_type(d->type, d->gate_q ? d->gate_q[0].format : LINEAR_PLAIN, name);
@@ -136,7 +136,7 @@ static bool host_experts_new(ops *o, experts **out, const experts_desc *d, err *
     return true;
 }
 
-static void host_experts_free(ops *o, experts *x) {
+void host_experts_free(ops *o, experts *x) {
     (void)o;
     if (!x) return;
     free(x->gate);

@@ -10,6 +10,7 @@ struct linear {
     int rows, cols;
     const void *data;
     linear_quant q;
+    uint8_t *packed; /* cpu, NVFP4: panels of kern/nv.h, from mem_new; NULL otherwise */
 };
 
 struct experts {
@@ -18,9 +19,12 @@ struct experts {
     int count, inter, hidden;
     const void **gate, **up, **down;      /* [count] */
     linear_quant *gate_q, *up_q, *down_q; /* [count], or NULL: plain */
+    /* cpu, NVFP4: per expert the panels of gate and up in turn, and those of down; NULL otherwise. */
+    uint8_t *packed_in, *packed_down;
+    bool same_in; /* gate and up of all experts quantize a row in the same way */
 };
 
-/* A quantized Linear as quant_linear.h wants it; */
+/* A quantized Linear as quant_linear.h wants it. */
 static inline linear_desc linear_view(const linear *w) {
     return (linear_desc){ .type = w->type, .rows = w->rows, .cols = w->cols, .data = w->data, .q = w->q };
 }
@@ -37,6 +41,12 @@ enum { OPS_TILE = 64 }; /* absolute positions per attention tile (NUMERICS 5) */
 
 NODISCARD bool ops_ref_open(ops **out, err *e);
 NODISCARD bool ops_cpu_open(ops **out, int threads, kern_isa isa, err *e);
+
+/* The handles of plain memory; a backend that prepares weights in its own way wraps them. */
+bool host_linear_new(ops *o, linear **out, const linear_desc *d, err *e);
+void host_linear_free(ops *o, linear *w);
+bool host_experts_new(ops *o, experts **out, const experts_desc *d, err *e);
+void host_experts_free(ops *o, experts *x);
 
 /* Set the memory and handle members of a backend whose device memory is plain memory. */
 void ops_host_fill(ops *o);

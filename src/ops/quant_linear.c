@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kern/nv.h"
+
 enum { BLOCK = NVFP4_BLOCK };
 
 /* E2M1 doubled is an integer. */
@@ -29,14 +31,6 @@ static qact parts(void *act, int K) {
 
 size_t qact_bytes(int K) { return (size_t)(K + BLOCK - 1) / BLOCK * BLOCK * 7 + 64; }
 
-/* E4M3 value times 512: an integer, since the smallest step is 2^-9. NaN (refused by the loader for weights) counts as 0. */
-static int32_t e4m3_times_512(uint8_t c) {
-    const int exp = c >> 3 & 15, man = c & 7;
-    if ((c & 0x7f) == 0x7f) return 0;
-    const int32_t mag = exp ? (8 + man) << (exp - 1) : man;
-    return c & 0x80 ? -mag : mag;
-}
-
 static void make_fp4(const quant_kern *k, const qact *a, const float *x, int K, float g) {
     enum { PIECE = 256 };
     uint8_t codes[PIECE / 2], scales[PIECE / BLOCK];
@@ -51,29 +45,20 @@ static void make_fp4(const quant_kern *k, const qact *a, const float *x, int K, 
     }
 }
 
-/* The smallest integer of at most 4 significant bits that is >= v, within [1, 960]. */
-static int32_t round_up_4_bits(float v) {
-    int32_t n = (int32_t)ceilf(v);
-    if (n < 1) n = 1;
-    int shift = 0;
-    while (n >> shift > 15) shift++;
-    int32_t m = (n + (1 << shift) - 1) >> shift;
-    if (m > 15) m = (m + 1) >> 1, shift++;
-    const int32_t up = m << shift;
-    return up > 960 ? 960 : up;
-}
-
 /* Per row t = amax / (127 * 960), so the largest block's integer fits; per block an integer that no code clips under. */
 static void make_int8(const qact *a, const float *x, int K) {
     float amax = 0;
-    for (int i = 0; i < K; i++)
-        if (!(fabsf(x[i]) <= amax)) amax = fabsf(x[i]); /* a NaN sticks */
+    bool nan = false;
+    for (int i = 0; i < K; i++) {
+        nan |= isnan(x[i]);
+        if (fabsf(x[i]) > amax) amax = fabsf(x[i]);
+    }
     const float t = amax / 121920.0f;
-    *a->factor = t;
+    *a->factor = nan ? NAN : t; /* then every output of the row is NaN */
     for (int b = 0; b < K / BLOCK; b++) {
         float m = 0;
         for (int i = 0; i < BLOCK; i++) m = fabsf(x[b * BLOCK + i]) > m ? fabsf(x[b * BLOCK + i]) : m;
-        a->scale[b] = t > 0 ? round_up_4_bits(m / (127.0f * t)) : 1;
+        a->scale[b] = t > 0 ? nv_round_up_4_bits(m / (127.0f * t)) : 1;
         const float den = t * (float)a->scale[b];
         for (int i = 0; i < BLOCK; i++) {
             float q = t > 0 ? rintf(x[b * BLOCK + i] / den) : 0;

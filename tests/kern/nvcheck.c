@@ -44,9 +44,7 @@ static matrix matrix_new(int N, int K, fill f) {
     for (int64_t i = 0; i < (int64_t)N * K / 2; i++)
         m.codes[i] = f == ZERO ? (uint8_t)(draw() & 0x88) : f == EXTREME ? (draw() & 1 ? 0x77 : 0xff) : (uint8_t)draw();
     for (int64_t i = 0; i < (int64_t)N * K / 16; i++)
-        m.scales[i] = f == GAUSS     ? (uint8_t)(0x70 + draw() % 15)
-                      : f == EXTREME ? 0x7e
-                                     : (uint8_t)(draw() % 0x7f);
+        m.scales[i] = f == GAUSS ? (uint8_t)(0x70 + draw() % 15) : f == EXTREME ? 0x7e : (uint8_t)(draw() % 0x7f);
     return m;
 }
 static void matrix_free(matrix *m) {
@@ -167,7 +165,8 @@ static void one_shape(int N, int K, fill f, mode how) {
 
 static void shapes(void **state) {
     (void)state;
-    static const int sizes[][2] = { { 16, 64 }, { 1, 16 }, { 17, 48 }, { 40, 80 }, { 64, 256 }, { 33, 512 }, { 16, 2048 } };
+    static const int sizes[][2] = { { 16, 64 },  { 1, 16 },   { 17, 48 },  { 40, 80 },
+                                    { 64, 256 }, { 33, 512 }, { 16, 2048 } };
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
         for (fill f = 0; f < FILLS; f++)
             for (mode how = FP4; how <= FLOAT; how++) one_shape(sizes[i][0], sizes[i][1], f, how);
