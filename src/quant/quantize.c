@@ -20,6 +20,7 @@
 #include "quant/tasks.h"
 
 enum { CHUNK = 4 << 20, GROUP = 5 }; /* source bytes in hand at a time; most modules of a group */
+enum { EARLY = 256 << 10 };          /* bytes whose way to the disk is started at once */
 
 typedef struct job {
     const plan *p;
@@ -91,8 +92,14 @@ static bool put_at(int fd, uint64_t to, const void *from, uint64_t n, str file, 
 
 static bool write_at(job *j, const qtensor *t, uint64_t at, const void *from, uint64_t n, err *e) {
     const qshard *s = &j->p->shards[t->shard];
+    const uint64_t to = s->header_bytes + t->offset + at;
     atomic_fetch_add(&j->written, n);
-    return j->o->discard || put_at(j->dst_fd[t->shard], s->header_bytes + t->offset + at, from, n, s->file, e);
+    if (j->o->discard) return true;
+    if (!put_at(j->dst_fd[t->shard], to, from, n, s->file, e)) return false;
+    /* Start the disk now: left to the kernel, gigabytes wait for the fsync at the end, when no thread has work. A hint: the
+     * fsync reports what fails. */
+    if (n >= EARLY) (void)sync_file_range(j->dst_fd[t->shard], (off_t)to, (off_t)n, SYNC_FILE_RANGE_WRITE);
+    return true;
 }
 
 /* ---- weights ---- */
