@@ -20,6 +20,7 @@
 #include "quant/tasks.h"
 
 enum { CHUNK = 4 << 20, GROUP = 5 }; /* source bytes in hand at a time; most modules of a group */
+enum { AHEAD_BYTES = 16 << 20 };     /* of a task that is asked for before its turn */
 enum { EARLY = 256 << 10 };          /* bytes whose way to the disk is started at once */
 
 typedef struct job {
@@ -326,9 +327,28 @@ static bool finish_task(job *j, int i, err *e) {
     return ok;
 }
 
+static void will_need(const job *j, const st_tensor *t, uint64_t at, uint64_t n) {
+    const uint64_t from = (uint64_t)(t->data - j->p->src->shards[t->shard].map.data) + at;
+    (void)posix_fadvise(j->src_fd[t->shard], (off_t)from, (off_t)min_i64((int64_t)n, AHEAD_BYTES), POSIX_FADV_WILLNEED);
+}
+
+/* Ask for the source of a later task: threads at several places of one file defeat the kernel's own reading ahead. */
+static void read_ahead(const job *j, int i) {
+    if (i >= j->last || j->log.done[i]) return;
+    const qtask *t = &j->tasks.v[i];
+    const plan *p = j->p;
+    if (t->tensor >= 0 && p->tensors[t->tensor].part == QP_COPY)
+        will_need(j, p->tensors[t->tensor].src, t->begin, t->bytes);
+    for (int m = t->module; m >= 0 && m < p->n_modules && m < t->module + GROUP && p->modules[m].group == t->module;
+         m++) {
+        const qmodule *q = &p->modules[m];
+        const uint64_t row_bytes = (uint64_t)q->cols * (uint64_t)dtype_bytes(q->src->type);
+        will_need(j, q->src, (uint64_t)q->row0 * row_bytes, (uint64_t)q->rows * row_bytes);
+    }
+}
+
 static void worker(void *ctx, int thread, int threads) {
     job *j = ctx;
-    (void)threads;
     const uint64_t cap = longest_row(j->p);
     hands h = { .cap = cap, .codes = xmalloc(cap), .scales = xmalloc(cap / 16 + 16), .wide = xmalloc(cap * 2) };
     while (!atomic_load(&j->failed)) {
@@ -336,6 +356,7 @@ static void worker(void *ctx, int thread, int threads) {
         if (i >= j->last) break;
         const qtask *t = &j->tasks.v[i];
         if (j->log.done[i]) continue;
+        read_ahead(j, i + 4 * threads);
         err mine = { 0 };
         bool ok = !(j->o->cancel && *j->o->cancel) ||
                   fail(&mine, ERR_INTERRUPTED, "E-QUANT-STOPPED", "stopped; `--resume` continues where it was");
