@@ -212,7 +212,7 @@ static uint64_t data_hash(const calib_data *d) {
 
 static void merge(dist *d, amax_table *t, calib_report *r) {
     dist_merge_amax(d, t);
-    dist_sum(d, r->routed, (size_t)(r->layers * r->experts));
+    dist_sum(d, r->routed, (size_t)r->layers * (size_t)r->experts);
     dist_max(d, &r->seconds);
 }
 
