@@ -385,6 +385,7 @@ static void test_algorithms(void **state) {
                 assert_false(quantize_shards(&got.r, &got.partial, &p, dirs[i], &o, &got.e));
                 drop(&got);
                 got = (outcome){ 0 };
+                o.on_progress = NULL;
                 o.cancel = NULL;
                 o.resume = true;
                 quantize_options other = o;
