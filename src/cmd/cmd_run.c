@@ -195,6 +195,11 @@ static void report_stats(const live *l, const gen_result *r, const sampler_param
     if (r->rounds)
         fprintf(stderr, ", accept length %.2f of %d", gen_accept_length(r),
                 1 + (int)((r->drafted + r->rounds - 1) / r->rounds));
+    if (r->rounds && l->g->n.heads.draft)
+        fprintf(stderr, ", draft head of %d rows (%.0f MB, %.1f%% of the tokens not among them)",
+                l->g->n.heads.draft_rows, (double)heads_draft_bytes(&l->g->n.heads) / 1e6,
+                r->output_tokens ? 100.0 * (double)r->out_of_list / r->output_tokens : 0);
+    if (l->g->n.heads.top) fprintf(stderr, ", screened head (%.0f MB)", (double)head_bytes(l->g->n.heads.top) / 1e6);
     if (!sampler_is_greedy(p)) fprintf(stderr, ", seed %llu", (unsigned long long)p->seed);
     fprintf(stderr, " (%s, %d threads)\n", l->g->o->isa, l->g->o->threads);
 }
@@ -270,8 +275,8 @@ static int answer(options *o, engine *g, double load_seconds, err *e) {
 
 int cmd_run(int argc, char **argv, err *e) {
     options o = { 0 };
-    static const char *const prefill_choices[] = { "exact", NULL }, *const head_choices[] = { "full", NULL };
-    int prefill = 0, head = 0;
+    static const char *const prefill_choices[] = { "exact", NULL };
+    int prefill = 0;
     arg_opt opts[CMD_SAMPLING_OPTIONS + 10] = {
         { .type = ARG_GROUP, .help = "Prompt" },
         { .type = ARG_STR,
@@ -312,11 +317,6 @@ int cmd_run(int argc, char **argv, err *e) {
           .dst = &prefill,
           .choices = prefill_choices,
           .help = "arithmetic of the prompt pass (CPUs have one: exact)" },
-        { .type = ARG_ENUM,
-          .name = "draft-head",
-          .dst = &head,
-          .choices = head_choices,
-          .help = "head that proposes drafts" },
     };
     memcpy(opts + n, more, sizeof more);
     n += (int)ARRAY_LEN(more);

@@ -13,6 +13,7 @@
 static const char *const isa_choices[] = { "best", "ref", "avx2", "avx512", "amx", "neon", NULL };
 static const char *const device_choices[] = { "cpu", "ref", NULL };
 static const char *const kv_choices[] = { "auto", "f32", "bf16", "fp8", NULL };
+static const char *const head_choices[] = { "auto", "full", "screened", NULL };
 static const char *const act_choices[] = { "auto", "fp4", "int8", "bf16", NULL };
 static cmd_options common;
 
@@ -271,6 +272,17 @@ void cmd_sampling_options(arg_opt *o, cmd_sampling *s) {
           .dst = &s->act,
           .choices = act_choices,
           .help = "inputs of NVFP4 Linears; auto is as exported" },
+        { .type = ARG_ENUM,
+          .name = "head",
+          .dst = &s->head,
+          .choices = head_choices,
+          .help = "how the output head is read; screened: an 8-bit copy first, the same tokens; auto: from 64 MB on" },
+        { .type = ARG_STR,
+          .name = "draft-head",
+          .meta = "full|N",
+          .dst = &s->draft_head,
+          .none = "65536 of a large vocabulary",
+          .help = "drafts come from an NVFP4 copy of the first N rows (and the last 512) of the head" },
         { .type = ARG_SET,
           .name = "think",
           .dst = &s->think,
@@ -367,8 +379,17 @@ void cmd_sampling_free(cmd_sampling *s) {
 }
 
 bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, err *e) {
-    const engine_options o = {
-        .ops = cmd_ops_options(), .ctx = s->ctx, .kv = (kv_mode)s->kv, .act = (act_mode)s->act, .need_text = need_text
-    };
+    int64_t rows = DRAFT_HEAD_AUTO;
+    if (s->draft_head && strcmp(s->draft_head, "full") == 0)
+        rows = DRAFT_HEAD_FULL;
+    else if (s->draft_head && (!args_int(&rows, s->draft_head) || rows < 1 || rows > INT32_MAX / 2))
+        return fail(e, ERR_USAGE, "E-USAGE", "--draft-head: '%.40s' is neither full nor a number of rows",
+                    s->draft_head);
+    const engine_options o = { .ops = cmd_ops_options(),
+                               .ctx = s->ctx,
+                               .kv = (kv_mode)s->kv,
+                               .act = (act_mode)s->act,
+                               .heads = { .mode = (head_mode)s->head, .draft_rows = (int)rows },
+                               .need_text = need_text };
     return engine_open(out, dir, &o, e);
 }

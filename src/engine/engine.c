@@ -47,7 +47,7 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
                 g->files.dir);
     g->chunk = opt->chunk > 0 ? opt->chunk : DEFAULT_CHUNK;
     const int rows = g->chunk > OPS_MAX_PENDING + 1 ? g->chunk : OPS_MAX_PENDING + 1;
-    if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, e)) return false;
+    if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, &opt->heads, e)) return false;
     if (!sampler_open(&g->sm, g->n.real_vocab, opt->ops.isa, e)) return false;
     if (!state_open(&g->st, &g->n, &g->w, slots, want < limit ? want : limit, g->kv_type, e)) return false;
     if (!scratch_open(&g->sc, &g->n, rows, HEAD_ROWS, e)) return false;

@@ -18,11 +18,12 @@ typedef enum kv_mode { KV_CACHE_AUTO, KV_CACHE_F32, KV_CACHE_BF16, KV_CACHE_FP8 
 
 typedef struct engine_options {
     ops_options ops;
-    int ctx;        /* positions per sequence; 0 = min(the model's limit, 32768) */
-    int slots;      /* sequences; 0 = 1 */
-    int chunk;      /* prompt rows per pass; 0 = 256 */
-    kv_mode kv;     /* KV cache */
-    act_mode act;   /* inputs of quantized Linears */
+    int ctx;      /* positions per sequence; 0 = min(the model's limit, 32768) */
+    int slots;    /* sequences; 0 = 1 */
+    int chunk;    /* prompt rows per pass; 0 = 256 */
+    kv_mode kv;   /* KV cache */
+    act_mode act; /* inputs of quantized Linears */
+    heads_options heads;
     bool need_text; /* tokenizer and template must be there; otherwise they are loaded when present */
     bool no_text;   /* do not look for them: every vocabulary row counts as real */
 } engine_options;
@@ -102,6 +103,7 @@ typedef struct gen_result {
     int64_t rounds, drafted, accepted;
     int64_t accepted_at[ENGINE_MAX_DRAFT]; /* rounds that accepted their draft i */
     int64_t drafted_at[ENGINE_MAX_DRAFT];  /* rounds that proposed a draft i */
+    int64_t out_of_list;                   /* output tokens that the draft head has no row for */
 } gen_result;
 
 /* Process what session_set left unprocessed, then generate. Errors: E-SAMPLE-PARAM, E-SAMPLE-MASKED, E-ENGINE-NONFINITE,

@@ -34,6 +34,7 @@ bool scratch_open(scratch *s, const net *n, int rows, int head_rows, err *e) {
     const int64_t h = c->hidden, r = rows, w = widest(c);
     *s = (scratch){ .n = n, .rows = rows, .head_rows = head_rows };
     s->host = xmalloc((size_t)rows * 3 * sizeof *s->host);
+    s->draft_logits = xmalloc((size_t)head_rows * sizeof *s->draft_logits);
     bool ok = take_i(n, &s->ids, r, e) && take_i(n, &s->pos3, r * 3, e) && take_i(n, &s->idx, r * c->topk, e) &&
               take_f(n, &s->wt, r * c->topk, e) && take_f(n, &s->x, r * h, e) && take_f(n, &s->h, r * h, e) &&
               take_f(n, &s->hidden, (r + 1) * h, e) && take_f(n, &s->pair, r * 2 * h, e) &&
@@ -54,6 +55,7 @@ void scratch_close(scratch *s) {
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
         if (all[i]) o->mem_free(o, all[i]);
     free(s->host);
+    free(s->draft_logits);
     *s = (scratch){ 0 };
 }
 
@@ -229,4 +231,28 @@ bool forward_argmax(scratch *s, int32_t *choice, const float *hidden, int rows, 
         o->download(o, choice + r, s->choice, (size_t)m * sizeof *choice);
     }
     return o->sync(o, e);
+}
+
+bool forward_top(scratch *s, int32_t *ids, float *logits, const float *hidden, int rows, int k, err *e) {
+    const net *n = s->n;
+    n->o->head_top(n->o, ids, logits, NULL, n->heads.top, hidden, rows, k, NULL);
+    return n->o->sync(n->o, e);
+}
+
+bool forward_draft(scratch *s, int32_t *ids, const float *hidden, int rows, err *e) {
+    const net *n = s->n;
+    const net_heads *h = &n->heads;
+    CHECK(rows <= s->head_rows, "%d rows of drafts in a scratch of %d", rows, s->head_rows);
+    if (!h->draft && !h->top) return forward_argmax(s, ids, hidden, rows, e);
+    if (!h->draft) {
+        if (!forward_top(s, ids, s->draft_logits, hidden, rows, 1, e)) return false;
+        for (int i = 0; i < rows; i++) ids[i] = ids[i] < 0 ? 0 : ids[i]; /* not finite: verification will say so */
+        return true;
+    }
+    n->o->linear(n->o, s->logits, h->draft_rows, hidden, n->c->hidden, h->draft, rows);
+    n->o->argmax(n->o, s->choice, s->logits, rows, h->draft_rows);
+    n->o->download(n->o, ids, s->choice, (size_t)rows * sizeof *ids);
+    if (!n->o->sync(n->o, e)) return false;
+    for (int i = 0; i < rows; i++) ids[i] = heads_draft_id(h, ids[i]);
+    return true;
 }

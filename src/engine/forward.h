@@ -23,6 +23,7 @@ typedef struct scratch {
     float *logits;          /* [head_rows, vocab] */
     int32_t *choice;        /* [head_rows] */
     int32_t *host;          /* [rows, 3] staging */
+    float *draft_logits;    /* [head_rows] host */
 } scratch;
 
 NODISCARD bool scratch_open(scratch *out, const net *n, int rows, int head_rows, err *e);
@@ -58,6 +59,10 @@ void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hi
 void forward_logits(scratch *s, const float *hidden, int rows);
 /* The same over real ids only, at row stride real_vocab, rows <= head_rows. */
 void forward_real_logits(scratch *s, const float *hidden, int rows);
+/* The k best ids and logits of each row through the screened head: ops.h head_top -> host ids, logits [rows, k]. Waits. */
+NODISCARD bool forward_top(scratch *s, int32_t *ids, float *logits, const float *hidden, int rows, int k, err *e);
+/* A proposal for each row: the draft head's argmax, or the exact head's. rows <= head_rows. Waits. */
+NODISCARD bool forward_draft(scratch *s, int32_t *ids, const float *hidden, int rows, err *e);
 /* forward_real_logits, then the argmax of each row -> host choice[rows]. Any number of rows. Waits. */
 NODISCARD bool forward_argmax(scratch *s, int32_t *choice, const float *hidden, int rows, err *e);
 

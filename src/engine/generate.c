@@ -83,11 +83,69 @@ static bool pick(run *r, int32_t *id, int row, int64_t position, err *e) {
     return sampler_draw(&g->sm, id, &r->opt->sampling, &x, e);
 }
 
+/* The screened head will do: nothing edits the logits, nobody wants to see more of them, and few can be chosen. */
+static bool uses_top(const run *r) {
+    const sampler_params *p = &r->opt->sampling;
+    return r->s->g->n.heads.top && r->opt->logprobs == 0 && !r->s->seen.state && sampler_is_plain(p) &&
+           (sampler_is_greedy(p) || (p->top_k > 0 && p->top_k <= HEAD_MAX_TOP));
+}
+
+/* Put k best entries in order of id, as the sampler's tie rule wants them. Returns how many there are. */
+static int by_id(int32_t *ids, float *logits, int k) {
+    int n = 0;
+    for (int i = 0; i < k && ids[i] >= 0; i++) {
+        const int32_t id = ids[i];
+        const float logit = logits[i];
+        int at = n++;
+        for (; at > 0 && ids[at - 1] > id; at--) ids[at] = ids[at - 1], logits[at] = logits[at - 1];
+        ids[at] = id;
+        logits[at] = logit;
+    }
+    return n;
+}
+
+/* As choose, from the best k of each row: the same ids, since nothing else could be drawn. */
+static bool choose_top(run *r, int32_t *picked, const float *hidden, const int32_t *drafts, int rows, int64_t pos0,
+                       err *e) {
+    engine *g = r->s->g;
+    const sampler_params *p = &r->opt->sampling;
+    const int k = sampler_is_greedy(p) ? 1 : (int)min_i64(p->top_k, g->n.real_vocab);
+    int32_t ids[(ENGINE_MAX_DRAFT + 1) * HEAD_MAX_TOP];
+    float logits[(ENGINE_MAX_DRAFT + 1) * HEAD_MAX_TOP];
+    CHECK(rows <= ENGINE_MAX_DRAFT + 1, "%d rows to choose", rows);
+    if (!forward_top(&g->sc, ids, logits, hidden, rows, k, e)) return false;
+    bool real = true;
+    for (int i = 0; i < rows; i++) {
+        picked[i] = -1;
+        if (!real && !r->opt->on_round) continue;
+        err unused = { 0 }; /* of a position that is not reached */
+        const int n = by_id(ids + i * k, logits + i * k, k);
+        int32_t at = 0;
+        bool ok = n > 0;
+        if (!ok)
+            ok = fail(real ? e : &unused, ERR_INPUT, "E-ENGINE-NONFINITE",
+                      "position %lld: the hidden state is not finite (`nibble inspect --scan` finds NaN or Inf in the "
+                      "weights)",
+                      (long long)(pos0 + i));
+        else if (k > 1) {
+            const sampler_row x = {
+                .logits = logits + i * k, .n = n, .position = pos0 + i, .generated = r->out->output_tokens + i
+            };
+            ok = sampler_draw(&g->sm, &at, p, &x, real ? e : &unused);
+        }
+        if (!ok && real) return false;
+        if (ok) picked[i] = ids[i * k + at];
+        if (i < rows - 1) real = real && picked[i] == drafts[i];
+    }
+    return true;
+}
+
 /* Tokens for `rows` consecutive positions from hidden rows [rows, H]: token i is drawn for absolute position pos0 + i,
  * with drafts[0..i) before it. Behind the first draft that is not what was drawn, tokens are only of interest to a trace
  * (and -1 without one). */
 static bool choose(run *r, int32_t *picked, const float *hidden, const int32_t *drafts, int rows, int64_t pos0,
                    err *e) {
+    if (uses_top(r)) return choose_top(r, picked, hidden, drafts, rows, pos0, e);
     engine *g = r->s->g;
     const int v = g->n.real_vocab;
     const bool counting = r->s->seen.state != NULL;
@@ -128,6 +186,7 @@ static void emit(run *r, int32_t id, int row) {
         logprob = sampler_logprobs(&g->sm, top, logprobs, n, g->host_logits + (int64_t)row * g->n.real_vocab,
                                    g->n.real_vocab, id);
     r->out->output_tokens++;
+    r->out->out_of_list += !heads_drafts(&g->n.heads, id);
     if (r->s->seen.state) history_push(&r->s->seen, id);
     const bool go_on = o->on_token(o->ctx, id, logprob, n > 0 ? top : NULL, n > 0 ? logprobs : NULL);
     if (is_stop(o, id))
@@ -174,7 +233,7 @@ static bool draft(run *r, int32_t *d, int depth, err *e) {
     s->mtp_done = s->done;
     const float *last = g->sc.mtp_hidden + (rows - 1) * h;
     for (int i = 0;; i++) {
-        if (!forward_argmax(&g->sc, &d[i], last, 1, e)) return false;
+        if (!forward_draft(&g->sc, &d[i], last, 1, e)) return false;
         if (i == depth - 1) return true;
         span = (ops_span){ .slot = s->slot, .rows = 1, .pos0 = s->done + i };
         forward_mtp(&g->sc, &g->st, &d[i], last, &span, 1);

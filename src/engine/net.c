@@ -112,12 +112,13 @@ static bool prepare_mtp(net *n, const wmtp *m, err *e) {
            prepare_layer(n, &n->mtp, &m->layer, e);
 }
 
-static bool prepare_all(net *n, const weights *w, int real_vocab, err *e) {
+static bool prepare_all(net *n, const weights *w, int real_vocab, const heads_options *ho, err *e) {
     const model_config *c = n->c;
     wmat real = w->head;
     real.rows = n->real_vocab = real_vocab > 0 && real_vocab < c->vocab ? real_vocab : c->vocab;
     if (!prepare(n, &n->embed, &w->embed, e) || !prepare(n, &n->head, &w->head, e) ||
-        !prepare(n, &n->head_real, &real, e) || !vector(n, &n->norm, w->norm, c->hidden, e))
+        !prepare(n, &n->head_real, &real, e) || !vector(n, &n->norm, w->norm, c->hidden, e) ||
+        !heads_open(&n->heads, n->o, n->head, &w->head, n->real_vocab, ho, e))
         return false;
     int kinds[2] = { 0, 0 };
     for (int i = 0; i < c->layers; i++) {
@@ -132,9 +133,10 @@ static bool prepare_all(net *n, const weights *w, int real_vocab, err *e) {
     return prepare_mtp(n, &w->mtp, e);
 }
 
-bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, act_mode act, err *e) {
+bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, act_mode act,
+              const heads_options *ho, err *e) {
     *out = (net){ .o = o, .c = c, .act = act, .layers = xcalloc((size_t)c->layers, sizeof(net_layer)) };
-    if (prepare_all(out, w, real_vocab, e)) return true;
+    if (prepare_all(out, w, real_vocab, ho, e)) return true;
     net_close(out);
     return false;
 }
@@ -160,6 +162,7 @@ void net_close(net *n) {
     linear *lin[] = { n->embed, n->head, n->head_real, n->mtp_fc };
     float *vec[] = { n->norm, n->mtp_norm_embed, n->mtp_norm_hidden, n->mtp_norm };
     release(n->o, lin, ARRAY_LEN(lin), vec, ARRAY_LEN(vec));
+    heads_close(&n->heads);
     if (n->rope_axis) n->o->mem_free(n->o, n->rope_axis);
     for (int i = 0; i < n->c->layers; i++) release_layer(n->o, &n->layers[i]);
     release_layer(n->o, &n->mtp);

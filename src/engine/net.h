@@ -4,6 +4,7 @@
 #ifndef NIBBLE_NET_H
 #define NIBBLE_NET_H
 
+#include "engine/heads.h"
 #include "model/config.h"
 #include "model/weights.h"
 #include "ops/ops.h"
@@ -38,6 +39,7 @@ typedef struct net {
     linear *head;      /* [vocab, H] */
     linear *head_real; /* its first `real_vocab` rows: ids that exist, for choosing tokens */
     int real_vocab;
+    net_heads heads; /* cheaper ways to read it */
     act_mode act;
     float *norm;
     net_layer *layers; /* [c->layers] */
@@ -51,7 +53,7 @@ typedef struct net {
 /* real_vocab: ids >= it are never chosen (padding rows of the head); 0 = all are real.
  * Errors: E-NET-ACT (fp4 asked for, but a Linear has no input_scale), E-MACHINE-MEMORY. */
 NODISCARD bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, act_mode act,
-                        err *e);
+                        const heads_options *ho, err *e);
 void net_close(net *n);
 
 #endif

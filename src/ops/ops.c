@@ -13,6 +13,7 @@ bool ops_open(ops **out, const ops_options *opt, err *e) {
 }
 
 const char *linear_name(const linear *w) { return w->name; }
+bool linear_owns_data(const linear *w) { return w->packed != NULL; }
 int linear_rows(const linear *w) { return w->rows; }
 int linear_cols(const linear *w) { return w->cols; }
 const char *experts_name(const experts *x) { return x->name; }

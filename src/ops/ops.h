@@ -272,6 +272,7 @@ typedef void ops_tap_fn(void *ctx, ops *inner, const ops_event *ev);
 NODISCARD bool ops_tap_open(ops **out, ops *inner, ops_tap_fn *fn, void *ctx, err *e);
 
 const char *linear_name(const linear *w);
+bool linear_owns_data(const linear *w); /* repacked: the data it was made from is not read again */
 int linear_rows(const linear *w);
 int linear_cols(const linear *w);
 size_t head_bytes(const lm_head *h); /* of the 8-bit copy; 0: none */

@@ -128,6 +128,38 @@ static void test_speculation_is_invisible(void **state) {
     }
 }
 
+/* The screened head and a draft head of a part of the vocabulary: the full head's tokens, drafted or not. */
+static void test_heads_are_invisible(void **state) {
+    (void)state;
+    const int tokens = is_emulated() ? 16 : 60;
+    engine *full = open_with(2, ISA_COUNT, NULL, 0, 1, KV_CACHE_F32);
+    static const char *const devices[] = { NULL, "ref" };
+    for (size_t d = 0; d < ARRAY_LEN(devices); d++) {
+        const engine_options opt = { .ctx = 1024,
+                                     .no_text = true,
+                                     .kv = KV_CACHE_F32,
+                                     .heads = { .mode = HEAD_SCREENED, .draft_rows = 500 },
+                                     .ops = { .threads = 2, .isa = ISA_COUNT, .device = devices[d] } };
+        engine *g = open_tiny(opt);
+        assert_non_null(g->n.heads.top);
+        assert_int_equal(g->n.heads.draft_rows, 500 + DRAFT_HEAD_LAST);
+        for (uint32_t p = 0; p < (devices[d] || is_emulated() ? 1u : 3u); p++) {
+            int32_t prompt[30];
+            random_prompt(prompt, 30, 50 + p);
+            for (int t = 0; t < 2; t++) {
+                const out want = generate(full, prompt, 30, 0, t * 0.9, tokens);
+                for (int depth = 0; depth <= 3; depth++) {
+                    const out got = generate(g, prompt, 30, depth, t * 0.9, tokens);
+                    same(&want, &got, "a screened head");
+                }
+            }
+        }
+        if (!devices[d]) assert_true(head_counted(g->n.heads.top).rows > 0);
+        engine_close(g);
+    }
+    engine_close(full);
+}
+
 /* ---- penalties ---- */
 
 typedef struct counted {
@@ -310,9 +342,10 @@ int main(void) {
     seed = s ? strtoull(s, NULL, 0) : 20261202;
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hidden_bits),          cmocka_unit_test(test_speculation_is_invisible),
-        cmocka_unit_test(test_penalties_and_drafts), cmocka_unit_test(test_batch_mates),
-        cmocka_unit_test(test_continued_session),    cmocka_unit_test(test_end_of_context)
+        cmocka_unit_test(test_hidden_bits),         cmocka_unit_test(test_speculation_is_invisible),
+        cmocka_unit_test(test_heads_are_invisible), cmocka_unit_test(test_penalties_and_drafts),
+        cmocka_unit_test(test_batch_mates),         cmocka_unit_test(test_continued_session),
+        cmocka_unit_test(test_end_of_context)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,102 @@
+#include "engine/heads.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kern/quant.h"
+#include "num/bf16.h"
+
+static const int64_t SCREEN_FROM_BYTES = 64 << 20;
+enum { AUTO_ROWS = 65536 };
+
+static void rows_upcast(float *y, const wmat *m, int row) {
+    const int64_t at = (int64_t)row * m->cols;
+    for (int i = 0; i < m->cols; i++)
+        y[i] = m->type == DT_BF16  ? bf16_to_f32(((const uint16_t *)m->data)[at + i])
+               : m->type == DT_F16 ? f16_to_f32(((const uint16_t *)m->data)[at + i])
+                                   : ((const float *)m->data)[at + i];
+}
+
+int32_t heads_draft_id(const net_heads *h, int i) {
+    return i < h->draft_first ? i : h->vocab - (h->draft_rows - h->draft_first) + (i - h->draft_first);
+}
+
+bool heads_drafts(const net_heads *h, int32_t id) {
+    return !h->draft || id < h->draft_first || id >= h->vocab - (h->draft_rows - h->draft_first);
+}
+
+size_t heads_draft_bytes(const net_heads *h) {
+    return h->draft ? (size_t)h->draft_rows * (size_t)linear_cols(h->draft) / 16 * 9 : 0;
+}
+
+/* Weight-only quantization, one tensor scale; what its rounding does to the order of tokens costs only acceptance. */
+static bool draft_open(net_heads *h, const wmat *m, err *e) {
+    const int K = m->cols, rows = h->draft_rows;
+    quant_kern q;
+    quant_kern_init(&q, ISA_COUNT);
+    float *row = xmalloc((size_t)K * sizeof *row), amax = 0;
+    for (int i = 0; i < rows; i++) {
+        rows_upcast(row, m, heads_draft_id(h, i));
+        const float top = q.amax_f32(row, K);
+        if (top > amax) amax = top;
+    }
+    h->codes = xmalloc((size_t)rows * (size_t)K / 2);
+    h->scales = xmalloc((size_t)rows * (size_t)K / 16);
+    const float s2 = amax > 0 && amax < 3e38f ? nvfp4_scale_2(amax, ARITH_CUDA) : 1.0f;
+    for (int64_t i = 0; i < rows; i++) {
+        rows_upcast(row, m, heads_draft_id(h, (int)i));
+        q.encode_f32(h->codes + i * K / 2, h->scales + i * K / 16, row, K, s2, ARITH_CUDA);
+    }
+    for (int64_t i = 0; i < (int64_t)rows * K / 16; i++)
+        if (h->scales[i] >= 0x7f) h->scales[i] = 0; /* a row that is not finite is never drafted */
+    free(row);
+    const linear_desc d = { .name = "draft head",
+                            .type = DT_U8,
+                            .rows = rows,
+                            .cols = K,
+                            .data = h->codes,
+                            .q = {
+                                .format = LINEAR_NVFP4, .act = LINEAR_ACT_INT8, .scales = h->scales, .scale_2 = s2 } };
+    if (!h->o->linear_new(h->o, &h->draft, &d, e)) return false;
+    if (linear_owns_data(h->draft)) {
+        free(h->codes);
+        free(h->scales);
+        h->codes = h->scales = NULL;
+    }
+    return true;
+}
+
+static bool all_finite(const wmat *m, int rows) {
+    quant_kern q;
+    quant_kern_init(&q, ISA_COUNT);
+    const int64_t n = (int64_t)rows * m->cols;
+    if (m->type == DT_BF16) return q.nonfinite_bf16(m->data, n) < 0;
+    if (m->type == DT_F32) return q.nonfinite_f32(m->data, n) < 0;
+    for (int64_t i = 0; i < n; i++)
+        if ((((const uint16_t *)m->data)[i] & 0x7c00) == 0x7c00) return false;
+    return true;
+}
+
+bool heads_open(net_heads *h, ops *o, const linear *head, const wmat *m, int vocab, const heads_options *opt, err *e) {
+    *h = (net_heads){ .o = o, .vocab = vocab };
+    const bool plain = m->q.format == WF_PLAIN;
+    const bool large = (int64_t)vocab * m->cols * (m->type == DT_F32 ? 4 : 2) >= SCREEN_FROM_BYTES;
+    /* A head with NaN or Inf is read in full: its logits must be seen to be refused. */
+    if (plain && all_finite(m, vocab) && (opt->mode == HEAD_SCREENED || (opt->mode == HEAD_AUTO && large)) &&
+        !o->head_new(o, &h->top, head, vocab, true, e))
+        return false;
+    int want = opt->draft_rows;
+    if (want == DRAFT_HEAD_AUTO) want = vocab > 2 * AUTO_ROWS ? AUTO_ROWS : DRAFT_HEAD_FULL;
+    if (want == DRAFT_HEAD_FULL || !plain || m->cols % 16 || want + DRAFT_HEAD_LAST >= vocab) return true;
+    h->draft_first = want;
+    h->draft_rows = want + DRAFT_HEAD_LAST;
+    return draft_open(h, m, e);
+}
+
+void heads_close(net_heads *h) {
+    if (h->top) h->o->head_free(h->o, h->top);
+    if (h->draft) h->o->linear_free(h->o, h->draft);
+    free(h->codes);
+    free(h->scales);
+    *h = (net_heads){ 0 };
+}
