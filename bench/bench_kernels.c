@@ -152,8 +152,12 @@ ROW(block_max, sink[0][0] += (uint64_t)k->block_max(dst, src, n))
 ROW(conv, const float *u[4] = { src, src + n, aux, aux + n }; k->conv_silu(dst, u, aux + 2 * n, 4, (int)n))
 ROW(merge, float M = 0; float L = 1; k->attn_merge(dst, &M, &L, src, -0.5f, 1.0f, (int)n))
 /* 32 heads of a 128 x 128 state, as one GDN layer has them: 2 MB. */
-ROW(gdn, for (int64_t h = 0; h < n; h++)
-             k->gdn_step(dst + h * 128, aux + h * 16384, 128, src, src + 128, src + 256, 0.5f, 0.9f, 128, 128))
+static void gdn_heads(const kern *k, int64_t heads, int tokens) {
+    gdn_token t[64];
+    for (int i = 0; i < tokens; i++) t[i] = (gdn_token){ src, src + 128, src + 256, dst + 128 * i, 0.5f, 0.9f };
+    for (int64_t h = 0; h < heads; h++) k->gdn_steps(aux + h * 16384, 128, t, tokens, tokens, dst + 16384, 128, 128);
+}
+ROW(gdn, gdn_heads(k, n, (int)j->M))
 ROW(attn_f32, k->attn_tile_f32(dst, dst + 8192, dst + 8256, src, src + 65536, aux, 512, 64, (int)n, 256, 0.0625f))
 ROW(attn_bf16,
     k->attn_tile_bf16(dst, dst + 8192, dst + 8256, src, weights, weights + 65536, 512, 64, (int)n, 256, 0.0625f))
@@ -202,8 +206,10 @@ static const line lines[] = {
     { "nonfinite 248320", nonfinite, 0, 248320, 0, GELEM, 248320, false },
     { "block_max 248320", block_max, 0, 248320, 0, GELEM, 248320, false },
     { "conv_silu 8192", conv, 0, 8192, 0, GELEM, 8192, false },
-    { "gdn_step 1 head", gdn, 0, 1, 0, GMAC, 3.0 * 16384, false },
-    { "gdn_step 32 heads", gdn, 0, 32, 0, GMAC, 3.0 * 16384 * 32, false },
+    { "gdn 1 head, 1 token", gdn, 1, 1, 0, GMAC, 3.0 * 16384, false },
+    { "gdn 32 heads, 1 token", gdn, 1, 32, 0, GMAC, 3.0 * 16384 * 32, false },
+    { "gdn 32 heads, 3 tokens", gdn, 3, 32, 0, GMAC, 3.0 * 16384 * 32 * 3, false },
+    { "gdn 32 heads, 64", gdn, 64, 32, 0, GMAC, 3.0 * 16384 * 32 * 64, false },
     { "attn_tile_f32 G=1", attn_f32, 0, 1, 0, GMAC, 2.0 * 64 * 256, false },
     { "attn_tile_f32 G=8", attn_f32, 0, 8, 0, GMAC, 2.0 * 64 * 256 * 8, false },
     { "attn_tile_bf16 G=8", attn_bf16, 0, 8, 0, GMAC, 2.0 * 64 * 256 * 8, false },

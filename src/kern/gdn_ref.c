@@ -12,21 +12,29 @@ static void conv_silu(float *c, const float *const *u, const float *w, int taps,
     }
 }
 
-static void gdn_step(float *o, float *S, int64_t ld, const float *q, const float *k, const float *v, float beta,
-                     float decay, int dk, int cols) {
+/* One token through one column, whose dk elements stand next to each other. */
+static void step(float *s, const gdn_token *t, int64_t c, int dk) {
+    float m = 0, out = 0;
+    for (int i = 0; i < dk; i++) m = fmaf(s[i] * t->decay, t->k[i], m);
+    const float d = t->beta * (t->v[c] - m);
+    for (int i = 0; i < dk; i++) {
+        s[i] = fmaf(t->k[i], d, s[i] * t->decay);
+        if (t->o) out = fmaf(s[i], t->q[i], out);
+    }
+    if (t->o) t->o[c] = out;
+}
+
+static void gdn_steps(float *S, int64_t ld, const gdn_token *t, int n, int keep, float *work, int dk, int cols) {
     for (int64_t c = 0; c < cols; c++) {
-        float m = 0, out = 0;
-        for (int64_t i = 0; i < dk; i++) m = fmaf(S[i * ld + c] * decay, k[i], m);
-        const float d = beta * (v[c] - m);
-        for (int64_t i = 0; i < dk; i++) {
-            S[i * ld + c] = fmaf(k[i], d, S[i * ld + c] * decay);
-            if (o) out = fmaf(S[i * ld + c], q[i], out);
+        for (int64_t i = 0; i < dk; i++) work[i] = S[i * ld + c];
+        for (int j = 0; j < n; j++) {
+            step(work, &t[j], c, dk);
+            for (int64_t i = 0; j == keep - 1 && i < dk; i++) S[i * ld + c] = work[i];
         }
-        if (o) o[c] = out;
     }
 }
 
 void KERN_REF(gdn_init)(kern *k) {
     k->conv_silu = conv_silu;
-    k->gdn_step = gdn_step;
+    k->gdn_steps = gdn_steps;
 }

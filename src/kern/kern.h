@@ -11,7 +11,18 @@
 
 typedef enum kern_isa { ISA_REF, ISA_AVX2, ISA_AVX512, ISA_AMX, ISA_NEON, ISA_COUNT } kern_isa;
 
-enum { KERN_BLOCK = 256 }; /* elements per maximum of block_max */
+enum {
+    KERN_BLOCK = 256,  /* elements per maximum of block_max */
+    KERN_GDN_COLS = 64 /* columns of a state that gdn_steps takes at a time, at most */
+};
+
+/* One token of gdn_steps. */
+typedef struct gdn_token {
+    const float *q, *k; /* [dk]; q is not read when o is NULL */
+    const float *v;     /* [cols] */
+    float *o;           /* [cols]; NULL: the state only advances (pending rows that were accepted) */
+    float beta, decay;
+} gdn_token;
 
 typedef struct kern {
     kern_isa isa;
@@ -46,12 +57,13 @@ typedef struct kern {
     /* ---- GDN ---- */
     /* c[ch] = silu(acc), acc = +0, then for j = 0..taps-1: acc = fma(w[ch * taps + j], u[j][ch], acc); channels [0, n). */
     void (*conv_silu)(float *c, const float *const *u, const float *w, int taps, int n);
-    /* One token, one value head, columns [0, cols) of a state S[dk][ld] (pointers are already at the first column):
+    /* n >= 1 tokens one after the other, one value head, columns [0, cols) of a state S[dk][ld] (pointers are already at
+     * the first column). Each token, the state being S0 before the first:
      *   s = S * decay;  m = +0, i ascending: m = fma(s[i], k[i], m);  d = beta * (v - m);
-     *   S[i] = fma(k[i], d, s[i]);  o = +0, i ascending: o = fma(S[i], q[i], o).
-     * o NULL: only the state is advanced (committing pending rows). */
-    void (*gdn_step)(float *o, float *S, int64_t ld, const float *q, const float *k, const float *v, float beta,
-                     float decay, int dk, int cols);
+     *   S[i] = fma(k[i], d, s[i]);  o = +0, i ascending: o = fma(S[i], q[i], o) unless o is NULL.
+     * Stored in S is what the first `keep` <= n tokens make of it; keep 0 leaves it untouched. The state is read once and
+     * written at most once. work: dk * KERN_GDN_COLS floats of any content, best 64-byte aligned. */
+    void (*gdn_steps)(float *S, int64_t ld, const gdn_token *t, int n, int keep, float *work, int dk, int cols);
 
     /* ---- attention: one tile of up to 64 consecutive positions, G query heads that share a KV head ----
      * s[j] = dot32(q, k[j]) * scale; max = max over j < n; p[j] = exp(s[j] - max);

@@ -68,10 +68,7 @@ void cpu_conv(ops *o, float *c, const float *u, const float *w, ops_conv *st, co
 
 /* ---- recurrence ---- */
 
-enum {
-    ROW_BLOCK = 64, /* rows whose q and k are normalised at a time */
-    COL_BLOCK = 64  /* columns of a state that fit the first-level cache with 128 rows */
-};
+enum { ROW_BLOCK = 64 }; /* rows whose q and k are normalised at a time */
 
 typedef struct gdn_job {
     cpu *c;
@@ -88,12 +85,12 @@ typedef struct gdn_job {
 typedef struct gdn_own {
     float *q, *k;        /* [ROW_BLOCK][k_dim], normalised, of key head kh */
     float *beta, *decay; /* [ROW_BLOCK] of the value head at work */
-    float *state;        /* [k_dim][COL_BLOCK]: tentative rows run on a copy */
+    float *work;         /* [k_dim][KERN_GDN_COLS] */
     int kh;
 } gdn_own;
 
 static size_t gdn_own_floats(const ops_gdn *st) {
-    return (size_t)ROW_BLOCK * 2 * (size_t)st->k_dim + 2 * ROW_BLOCK + (size_t)st->k_dim * COL_BLOCK;
+    return (size_t)ROW_BLOCK * 2 * (size_t)st->k_dim + 2 * ROW_BLOCK + (size_t)st->k_dim * KERN_GDN_COLS;
 }
 
 static void gates(const gdn_job *j, float *beta, float *decay, int64_t row, int h) {
@@ -120,37 +117,39 @@ static void prepare(const gdn_job *j, gdn_own *own, int64_t row0, int n, int h) 
     }
 }
 
-/* Bring columns [c0, c0 + cols) of head h up to date with the rows that were accepted. */
-static void commit(const gdn_job *j, const ops_span *s, float *S, int h, int c0, int cols) {
+/* The rows of the last tentative span that were accepted, as tokens for the columns of head h from c0 on. */
+static int accepted(const gdn_job *j, gdn_token *t, const ops_span *s, int h, int c0) {
     const ops_gdn *st = j->st;
-    const int dk = st->k_dim, dv = st->v_dim, kh = h / (st->v_heads / st->k_heads);
+    const int kh = h / (st->v_heads / st->k_heads);
     for (int i = 0; i < s->commit; i++) {
-        const int64_t p = (int64_t)s->slot * OPS_MAX_PENDING + i;
-        j->c->k.gdn_step(NULL, S, dv, NULL, st->pend_k + (p * st->k_heads + kh) * dk,
-                         st->pend_v + (p * st->v_heads + h) * dv + c0, st->pend_beta[p * st->v_heads + h],
-                         st->pend_decay[p * st->v_heads + h], dk, cols);
+        const int64_t p = (int64_t)s->slot * OPS_MAX_PENDING + i, gate = p * st->v_heads + h;
+        t[i] = (gdn_token){ .k = st->pend_k + (p * st->k_heads + kh) * st->k_dim,
+                            .v = st->pend_v + gate * st->v_dim + c0,
+                            .beta = st->pend_beta[gate],
+                            .decay = st->pend_decay[gate] };
     }
+    return s->commit;
 }
 
-/* Rows [r0, r0 + n) of a span through columns [c0, c0 + cols) of head h. */
+/* Rows [r0, r0 + n) of a span through columns [c0, c0 + cols) of head h; before the first the accepted ones. */
 static void columns(const gdn_job *j, const gdn_own *own, const ops_span *s, int r0, int n, int h, int c0, int cols) {
     const ops_gdn *st = j->st;
     const int dk = st->k_dim, dv = st->v_dim;
     const int64_t v_at = 2 * (int64_t)st->k_heads * dk + (int64_t)h * dv + c0;
-    float *S = st->state + ((int64_t)s->slot * st->v_heads + h) * dk * dv + c0;
-    int64_t ld = dv;
-    if (r0 == 0) commit(j, s, S, h, c0, cols);
-    if (s->tentative && n) {
-        for (int i = 0; i < dk; i++) memcpy(own->state + i * COL_BLOCK, S + i * ld, (size_t)cols * sizeof *S);
-        S = own->state;
-        ld = COL_BLOCK;
-    }
+    gdn_token t[OPS_MAX_PENDING + ROW_BLOCK];
+    const int first = r0 == 0 ? accepted(j, t, s, h, c0) : 0;
     for (int i = 0; i < n; i++) {
         const int64_t row = s->row0 + r0 + i;
-        j->c->k.gdn_step(j->out + row * st->v_heads * dv + (int64_t)h * dv + c0, S, ld, own->q + (int64_t)i * dk,
-                         own->k + (int64_t)i * dk, j->in + row * in_ld(st) + v_at, own->beta[i], own->decay[i], dk,
-                         cols);
+        t[first + i] = (gdn_token){ .q = own->q + (int64_t)i * dk,
+                                    .k = own->k + (int64_t)i * dk,
+                                    .v = j->in + row * in_ld(st) + v_at,
+                                    .o = j->out + (row * st->v_heads + h) * dv + c0,
+                                    .beta = own->beta[i],
+                                    .decay = own->decay[i] };
     }
+    if (first + n > 0)
+        j->c->k.gdn_steps(st->state + ((int64_t)s->slot * st->v_heads + h) * dk * dv + c0, dv, t, first + n,
+                          s->tentative ? first : first + n, own->work, dk, cols);
 }
 
 /* Keep row i of a tentative span for a later commit: the same k, beta and decay that entered the recurrence. */
@@ -177,8 +176,7 @@ static void span_part(const gdn_job *j, gdn_own *own, const ops_span *s, int64_t
         for (int64_t at = begin; at < end;) {
             const int h = (int)(at / dv), first = (int)(at % dv), last = (int)min_i64(dv, end - (int64_t)h * dv);
             prepare(j, own, s->row0 + r0, n, h);
-            for (int c0 = first; c0 < last; c0 += COL_BLOCK)
-                columns(j, own, s, r0, n, h, c0, (int)min_i64(COL_BLOCK, last - c0));
+            columns(j, own, s, r0, n, h, first, last - first);
             at = (int64_t)h * dv + last;
         }
         r0 += n;
@@ -193,10 +191,10 @@ static void gdn_part(void *ctx, int thread, int threads) {
     gdn_own own = { .q = p, .k = p + (int64_t)ROW_BLOCK * st->k_dim, .kh = -1 };
     own.beta = own.k + (int64_t)ROW_BLOCK * st->k_dim;
     own.decay = own.beta + ROW_BLOCK;
-    own.state = own.decay + ROW_BLOCK;
+    own.work = own.decay + ROW_BLOCK;
     int64_t begin, end;
-    pool_share(all, all / COL_BLOCK >= 4 * threads && st->v_dim % COL_BLOCK == 0 ? COL_BLOCK : 16, thread, threads,
-               &begin, &end);
+    const bool wide = all / KERN_GDN_COLS >= 4 * threads && st->v_dim % KERN_GDN_COLS == 0;
+    pool_share(all, wide ? KERN_GDN_COLS : 16, thread, threads, &begin, &end);
     for (int i = 0; i < j->n_spans && begin < end; i++) span_part(j, &own, &j->spans[i], begin, end);
     if (!j->any_tentative) return;
     cpu_barrier(j->c, threads); /* every thread has read what it commits */

@@ -285,9 +285,43 @@ static void gdn_shape(testcase *t, int step) {
     output(t, t->b, F32);
     output(t, (t->a - 1) * t->c + t->b, F32);
 }
+static float gdn_work[128 * KERN_GDN_COLS];
 static void gdn_call(const kern *k, testcase *t) {
-    k->gdn_step(t->flag ? OUT(0, float) : NULL, OUT(1, float), t->c, IN(0, float), IN(1, float), IN(2, float), t->s1,
-                t->s2, (int)t->a, (int)t->b);
+    const gdn_token one = { .q = IN(0, float),
+                            .k = IN(1, float),
+                            .v = IN(2, float),
+                            .o = t->flag ? OUT(0, float) : NULL,
+                            .beta = t->s1,
+                            .decay = t->s2 };
+    k->gdn_steps(OUT(1, float), t->c, &one, 1, 1, gdn_work, (int)t->a, (int)t->b);
+}
+
+/* a, b, c as above, d = tokens, e = kept, f = the first with output; inputs: q, k, v, gates of all tokens */
+static void gdn_steps_shape(testcase *t, int step) {
+    t->a = step % 4 ? between(1, 40) : 128;
+    t->b = step < 80 ? step + 1 : between(60, 150);
+    t->c = t->b + below(2) * between(0, 9);
+    t->d = between(1, 7);
+    t->e = step % 3 ? below((int)t->d + 1) : t->d;
+    t->f = below((int)t->d + 1);
+    input(t, t->d * t->a, F32);
+    input(t, t->d * t->a, F32);
+    input(t, t->d * t->b, F32);
+    input(t, t->d * 2, F32);
+    for (int64_t i = 0; t->fill == FILL_NORMAL && i < t->d * 2; i++) IN(3, float)[i] = uniform();
+    output(t, t->d * t->b, F32);
+    output(t, (t->a - 1) * t->c + t->b, F32);
+}
+static void gdn_steps_call(const kern *k, testcase *t) {
+    gdn_token tokens[7];
+    for (int64_t i = 0; i < t->d; i++)
+        tokens[i] = (gdn_token){ .q = IN(0, float) + i * t->a,
+                                 .k = IN(1, float) + i * t->a,
+                                 .v = IN(2, float) + i * t->b,
+                                 .o = i < t->f ? NULL : OUT(0, float) + i * t->b,
+                                 .beta = IN(3, float)[2 * i],
+                                 .decay = IN(3, float)[2 * i + 1] };
+    k->gdn_steps(OUT(1, float), t->c, tokens, (int)t->d, (int)t->e, gdn_work, (int)t->a, (int)t->b);
 }
 
 /* a = n, b = G, c = D, d = ld, s1 = scale; inputs q k v */
@@ -351,7 +385,8 @@ static const member members[] = {
     { "nonfinite", index_shape, nonfinite_call, -1, 110 },
     { "block_max", block_max_shape, block_max_call, F32, 110 },
     { "conv_silu", conv_shape, conv_call, F32, 110 },
-    { "gdn_step", gdn_shape, gdn_call, F32, 90 },
+    { "gdn_steps of one", gdn_shape, gdn_call, F32, 90 },
+    { "gdn_steps", gdn_steps_shape, gdn_steps_call, F32, 90 },
     { "attn_tile_f32", attn_f32_shape, attn_tile_f32_call, F32, 70 },
     { "attn_tile_bf16", attn_bf16_shape, attn_tile_bf16_call, F32, 70 },
     { "attn_merge", merge_shape, merge_call, F32, 110 },
@@ -515,7 +550,8 @@ static const uint64_t frozen[ARRAY_LEN(members)] = {
     0xb282300d60420002, /* nonfinite */
     0x5f417a324e104404, /* block_max */
     0x9683de9e8c8559b2, /* conv_silu */
-    0xd52439c4e74b6744, /* gdn_step */
+    0xd52439c4e74b6744, /* gdn_steps of one */
+    0xee88e4e1c61f2474, /* gdn_steps */
     0xa671dc32cdd0f435, /* attn_tile_f32 */
     0x0e8a473dc5daaed7, /* attn_tile_bf16 */
     0x1c37320d70ee6e0c, /* attn_merge */
