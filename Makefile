@@ -55,7 +55,7 @@ VFLAGS   := -DNIBBLE_VERSION='"$(VERSION)"' -DNIBBLE_COMMIT='"$(COMMIT)"' -DNIBB
 # One C file, one ISA: flags by suffix, nothing else in the tree gets any.
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c
-ISA_amx    := $(ISA_avx512) -mamx-tile -mamx-int8
+ISA_amx    := $(ISA_avx512) -mavx512vbmi -mavx512vbmi2 -mamx-tile -mamx-int8
 isa_of      = $(lastword $(subst _, ,$(basename $(notdir $(1)))))
 
 # ---- sources -----------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ $(B)/src/main.o $(filter $(B)/src/cmd/%,$(OBJ)): $(B)/version
 $(B)/src/%.o: src/%.c $(B)/flags
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CC   $<")
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(ISA_$(call isa_of,$<)) $(if $(and $(SAN),$(findstring clang,$(CC)),$(filter avx2 avx512,$(call isa_of,$<))),-fno-sanitize=undefined) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(ISA_$(call isa_of,$<)) $(if $(and $(SAN),$(findstring clang,$(CC)),$(filter avx2 avx512 amx,$(call isa_of,$<))),-fno-sanitize=undefined) -MMD -MP -c -o $@ $<
 
 $(B)/src/kern/%_ref_fma.o: src/kern/%_ref.c $(B)/flags
 	@mkdir -p $(@D)

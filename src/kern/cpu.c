@@ -43,9 +43,9 @@ static bool has_avx512(void) {
 
 static bool has_amx(void) {
     uint32_t a, b, c, d;
-    const uint32_t need = 1u << 24 | 1u << 25; /* TILE, INT8 */
+    const uint32_t need = 1u << 24 | 1u << 25, bytes = 1u << 1 | 1u << 6; /* TILE, INT8; VBMI, VBMI2 */
     if (!has_avx512() || !os_saves(STATE_AMX)) return false;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & need) != need) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & need) != need || (c & bytes) != bytes) return false;
     /* Tile data is large, so Linux grants it only on request (ARCH_REQ_XCOMP_PERM, XTILEDATA). */
     return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }

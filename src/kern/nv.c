@@ -21,6 +21,7 @@ void nv_kern_init(nv_kern *k, kern_isa cap) {
     if (cap == ISA_NEON) return;
     if (cap >= ISA_AVX2 && kern_isa_supported(ISA_AVX2)) nv_init_avx2(k);
     if (cap >= ISA_AVX512 && kern_isa_supported(ISA_AVX512)) nv_init_avx512(k);
+    if (cap >= ISA_AMX && kern_isa_supported(ISA_AMX)) nv_init_amx(k);
 #elif defined(__aarch64__)
     if ((cap == ISA_NEON || cap == ISA_COUNT) && kern_isa_supported(ISA_NEON)) nv_init_neon(k);
 #else

@@ -53,7 +53,22 @@ typedef struct nv_kern {
     /* Weight-only mode: per block an fma chain over its columns, acc = fma(p, ws, acc) over blocks. */
     void (*dot_float)(float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int Kp, const nv_act *a,
                       int M);
+
+    /* What dot computes, same bits, for many rows (from about 8 up); NULL at a level that has no better way than dot.
+     * The inputs first become planes, which only depend on the rows: tile after tile of 16 rows (the last may have
+     * fewer), nv_tile_bytes(Kp) each, 64-byte aligned, to be shared by matrices and threads. `planes` makes one tile of
+     * n <= 16 rows, which need not lie side by side. `work`: gemm_bytes, 64-byte aligned, the caller's alone. */
+    void (*planes)(void *tile, const nv_act *const *rows, int n, int Kp);
+    void (*gemm)(float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int Kp, const void *planes, int M,
+                 void *work);
+    size_t gemm_bytes;
 } nv_kern;
+
+/* Bytes of the planes of 16 rows: shifts, marks, three digits of every value. A multiple of 64. */
+static inline int64_t nv_tile_bytes(int Kp) {
+    const int64_t groups = Kp / NV_COLS;
+    return 64 + (groups + 64) / 64 * 64 + groups * 3 * 1024;
+}
 
 /* Fill the table for the best level the CPU has that is <= cap, as kern_init. */
 void nv_kern_init(nv_kern *k, kern_isa cap);
@@ -82,6 +97,7 @@ static inline int32_t nv_round_up_4_bits(float v) {
 void nv_init_ref(nv_kern *k);
 void nv_init_avx2(nv_kern *k);
 void nv_init_avx512(nv_kern *k);
+void nv_init_amx(nv_kern *k); /* AVX-512 and gemm */
 void nv_init_neon(nv_kern *k);
 
 #endif

@@ -190,6 +190,157 @@ static void nan_rows(void **state) {
     free(mem);
 }
 
+/* ---- gemm: what dot gives, for many rows ---- */
+
+enum { GEMM_ROWS = 290 };
+
+/* Inputs as bytes, so that scales of every size meet in one row; INT8 from floats of every size. */
+static void gemm_inputs(nv_act *a, char *mem, const nv_kern *k, int K, fill f, mode how) {
+    const matrix m = matrix_new(1, K, f);
+    float *x = xmalloc((size_t)K * sizeof *x);
+    row_new(x, K, f);
+    *a = nv_act_at(mem, K);
+    if (f == BYTES && draw() % 4 == 0) memset(m.scales, 0x38 + (int)(draw() % 3), (size_t)K / 16);
+    if (how == INT8)
+        k->act_int8(a, x, K);
+    else
+        k->act_fp4(a, m.codes, m.scales, K);
+    free(x);
+    matrix_free((matrix *)&m);
+}
+
+static void *aligned(size_t bytes) {
+    void *p = NULL;
+    assert_int_equal(posix_memalign(&p, 64, bytes), 0);
+    return p;
+}
+
+typedef struct gemm_case {
+    nv_act act[GEMM_ROWS];
+    const nv_act *row[GEMM_ROWS]; /* in another order than in memory */
+    char *mem;
+    uint8_t *packed;
+    int panels, K, M;
+    const char *what;
+} gemm_case;
+
+static void gemm_equal(const gemm_case *c, const nv_kern *k) {
+    const int Kp = nv_padded(c->K), tiles = (c->M + 15) / 16;
+    const int64_t ldy = c->panels * 16 + 16, stride = nv_panel_bytes(c->K), tile = nv_tile_bytes(Kp);
+    const size_t y_bytes = (size_t)(c->M * ldy) * sizeof(float);
+    float *y = xmalloc(y_bytes), *want = xmalloc(y_bytes);
+    uint8_t *planes = aligned((size_t)(tiles * tile)), *work = aligned(k->gemm_bytes);
+    memset(planes, 0x5a, (size_t)(tiles * tile)); /* nothing may depend on what lay there before */
+    memset(work, 0xa5, k->gemm_bytes);
+    memset(y, 0xff, y_bytes);
+    memset(want, 0xff, y_bytes);
+    for (int m = 0; m < c->M; m++) level[0].dot(want + m * ldy, ldy, c->packed, stride, c->panels, Kp, c->row[m], 1);
+    for (int t = 0; t < tiles; t++)
+        k->planes(planes + t * tile, c->row + t * 16, c->M - t * 16 < 16 ? c->M - t * 16 : 16, Kp);
+    k->gemm(y, ldy, c->packed, stride, c->panels, Kp, planes, c->M, work);
+    for (int64_t i = 0; i < c->M * ldy; i++)
+        if (memcmp(&y[i], &want[i], sizeof *y) != 0)
+            fail_msg("seed %llu: %s gemm, %s, %d panels K %d M %d: y[%d][%d] = %a, want %a", (unsigned long long)seed,
+                     kern_isa_name(k->isa), c->what, c->panels, c->K, c->M, (int)(i / ldy), (int)(i % ldy),
+                     (double)y[i], (double)want[i]);
+    free(y);
+    free(want);
+    free(planes);
+    free(work);
+}
+
+static void gemm_levels(const gemm_case *c) {
+    for (int l = 0; l < levels; l++)
+        if (level[l].gemm) gemm_equal(c, &level[l]);
+}
+
+static void gemm_case_new(gemm_case *c, const matrix *w, int M, fill f, mode how) {
+    static char what[64];
+    const int64_t stride = nv_panel_bytes(w->K);
+    const size_t act = nv_act_bytes(w->K);
+    *c = (gemm_case){ .panels = nv_panels(w->N), .K = w->K, .M = M, .what = what };
+    snprintf(what, sizeof what, "inputs %d mode %d", f, how);
+    c->packed = aligned((size_t)(stride * c->panels));
+    c->mem = aligned(act * (size_t)M);
+    for (int p = 0; p < c->panels; p++)
+        level[0].pack(c->packed + p * stride, w->codes + (int64_t)p * 8 * w->K, w->scales + (int64_t)p * w->K,
+                      w->N - p * 16 < 16 ? w->N - p * 16 : 16, w->K);
+    for (int m = 0; m < M; m++) {
+        gemm_inputs(&c->act[m], c->mem + act * (size_t)m, &level[0], w->K, f, how);
+        c->row[M - 1 - m] = &c->act[m];
+    }
+}
+static void gemm_case_free(gemm_case *c) {
+    free(c->mem);
+    free(c->packed);
+}
+
+static bool any_gemm(void) {
+    for (int l = 0; l < levels; l++)
+        if (level[l].gemm) return true;
+    printf("no level of this CPU has gemm (AMX int8 is needed): skipped\n");
+    return false;
+}
+
+static void gemm_shapes(void **state) {
+    (void)state;
+    if (!any_gemm()) skip();
+    static const struct {
+        int N, K, M;
+    } shape[] = { { 16, 64, 8 },    { 1, 16, 9 },    { 17, 80, 15 },   { 40, 512, 16 },  { 16, 528, 17 },
+                  { 33, 1024, 31 }, { 16, 576, 32 }, { 20, 1088, 33 }, { 32, 2048, 40 }, { 16, 4096, 37 } };
+    static gemm_case c;
+    for (size_t i = 0; i < ARRAY_LEN(shape); i++)
+        for (fill f = 0; f < FILLS; f++) {
+            matrix w = matrix_new(shape[i].N, shape[i].K, f);
+            for (fill g = 0; g < FILLS; g++)
+                for (mode how = FP4; how <= INT8; how++) {
+                    gemm_case_new(&c, &w, shape[i].M, g, how);
+                    gemm_levels(&c);
+                    gemm_case_free(&c);
+                }
+            matrix_free(&w);
+        }
+}
+
+/* Every count of rows around one, two and many tiles; more than fit one chunk of them. */
+static void gemm_rows(void **state) {
+    (void)state;
+    if (!any_gemm()) skip();
+    static gemm_case c;
+    for (int M = 1; M <= GEMM_ROWS; M += M < 40 ? 1 : 50) {
+        matrix w = matrix_new(24, 192, M % 2 ? BYTES : GAUSS);
+        gemm_case_new(&c, &w, M, M % 3 ? BYTES : GAUSS, M % 5 ? FP4 : INT8);
+        gemm_levels(&c);
+        gemm_case_free(&c);
+        matrix_free(&w);
+    }
+}
+
+/* The longest rows, all products of one sign: digits of -1 are 255 and -1, those of -30720 are 0 and -120. */
+static void gemm_long(void **state) {
+    (void)state;
+    if (!any_gemm()) skip();
+    enum { K = 32768 };
+    static const uint8_t small[] = { 0x99, 0x01 }, large[] = { 0xff, 0x4a }, huge[] = { 0xff, 0x7d };
+    static const uint8_t *const kinds[] = { small, large, huge };
+    static gemm_case c;
+    for (int i = 0; i < 9; i++) {
+        matrix w = matrix_new(16, K, ZERO), x = matrix_new(1, K, ZERO);
+        memset(w.codes, kinds[i % 3][0], (size_t)K * 8);
+        memset(w.scales, kinds[i % 3][1], (size_t)K);
+        memset(x.codes, kinds[i / 3][0], (size_t)K / 2);
+        memset(x.scales, kinds[i / 3][1], (size_t)K / 16);
+        w.scales[5] = x.scales[7] = 0x01; /* nothing can be shifted out */
+        gemm_case_new(&c, &w, 8, ZERO, FP4);
+        for (int m = 0; m < 8; m++) level[0].act_fp4(&c.act[m], x.codes, x.scales, K);
+        gemm_levels(&c);
+        gemm_case_free(&c);
+        matrix_free(&w);
+        matrix_free(&x);
+    }
+}
+
 int main(void) {
     if (getenv("SEED")) seed = strtoull(getenv("SEED"), NULL, 0);
     printf("seed %llu, levels:", (unsigned long long)seed);
@@ -203,6 +354,8 @@ int main(void) {
         printf(" %s", kern_isa_name(k.isa));
     }
     printf("\n");
-    const struct CMUnitTest tests[] = { cmocka_unit_test(shapes), cmocka_unit_test(nan_rows) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(shapes), cmocka_unit_test(nan_rows),
+                                        cmocka_unit_test(gemm_shapes), cmocka_unit_test(gemm_rows),
+                                        cmocka_unit_test(gemm_long) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
