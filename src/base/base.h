@@ -30,6 +30,11 @@ void *xcalloc(size_t count, size_t size);
 void *xrealloc(void *p, size_t bytes);
 char *xstrdup(const char *s);
 
+/* How many blocks the functions above and the work memory of the ops took so far, in all threads: what a test of "nothing
+ * allocates in here" reads before and after. Whoever takes memory another way on such a path counts itself. */
+int64_t alloc_count(void);
+void alloc_counted(void);
+
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 

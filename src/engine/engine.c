@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_CTX = 32768, DEFAULT_CHUNK = 256, HEAD_ROWS = 8 };
+enum { DEFAULT_CTX = 32768, DEFAULT_CHUNK = 256, HEAD_ROWS = 8, MOST_HEAD_ROWS = 64 };
 
 static bool has_file(const char *dir, const char *name) {
     char *path = path_join(dir, name);
@@ -46,12 +46,15 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
         log_say("W-KV-NO-SCALES", "%s: --kv fp8, but the checkpoint declares no FP8 cache: every scale is 1.0",
                 g->files.dir);
     g->chunk = opt->chunk > 0 ? opt->chunk : DEFAULT_CHUNK;
-    const int rows = g->chunk > OPS_MAX_PENDING + 1 ? g->chunk : OPS_MAX_PENDING + 1;
+    /* A pass of many sequences: a row of each besides a chunk of a prompt; the head, which is read once per call, takes a
+     * few verified rows of each. */
+    const int rows = (g->chunk > OPS_MAX_PENDING + 1 ? g->chunk : OPS_MAX_PENDING + 1) + (slots > 1 ? slots : 0);
+    const int head_rows = (int)min_i64(max_i64(HEAD_ROWS, 3 * (int64_t)slots), MOST_HEAD_ROWS);
     if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, &opt->heads, e)) return false;
     if (!sampler_open(&g->sm, g->n.real_vocab, opt->ops.isa, e)) return false;
     if (!state_open(&g->st, &g->n, &g->w, slots, want < limit ? want : limit, g->kv_type, e)) return false;
-    if (!scratch_open(&g->sc, &g->n, rows, HEAD_ROWS, e)) return false;
-    g->host_logits = xmalloc((size_t)HEAD_ROWS * (size_t)g->n.real_vocab * sizeof(float));
+    if (!scratch_open(&g->sc, &g->n, rows, head_rows, e)) return false;
+    g->host_logits = xmalloc((size_t)head_rows * (size_t)g->n.real_vocab * sizeof(float));
     g->slot_used = xcalloc((size_t)slots, 1);
     return true;
 }
@@ -78,6 +81,20 @@ void engine_close(engine *g) {
     free(g->host_logits);
     free(g->slot_used);
     free(g);
+}
+
+bool engine_check_prompt(const engine *g, const int32_t *ids, int n, err *e) {
+    if (n <= 0) return fail(e, ERR_INPUT, "E-ENGINE-EMPTY", "prompt: no tokens");
+    if (n >= g->st.capacity)
+        return fail(e, ERR_INPUT, "E-ENGINE-CONTEXT",
+                    "prompt: %d tokens do not fit a context of %d with room for an answer "
+                    "(raise --ctx, or shorten it)",
+                    n, g->st.capacity);
+    for (int i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= g->config.vocab)
+            return fail(e, ERR_INPUT, "E-ENGINE-TOKEN", "prompt: id %d at position %d is outside the vocabulary of %d",
+                        ids[i], i, g->config.vocab);
+    return true;
 }
 
 /* ---- sessions ---- */
@@ -113,16 +130,7 @@ void session_reset(session *s) {
 }
 
 bool session_set(session *s, const int32_t *prompt, int n, err *e) {
-    if (n <= 0) return fail(e, ERR_INPUT, "E-ENGINE-EMPTY", "prompt: no tokens");
-    if (n >= s->g->st.capacity)
-        return fail(e, ERR_INPUT, "E-ENGINE-CONTEXT",
-                    "prompt: %d tokens do not fit a context of %d with room for an answer "
-                    "(raise --ctx, or shorten it)",
-                    n, s->g->st.capacity);
-    for (int i = 0; i < n; i++)
-        if (prompt[i] < 0 || prompt[i] >= s->g->config.vocab)
-            return fail(e, ERR_INPUT, "E-ENGINE-TOKEN", "prompt: id %d at position %d is outside the vocabulary of %d",
-                        prompt[i], i, s->g->config.vocab);
+    if (!engine_check_prompt(s->g, prompt, n, e)) return false;
     /* At least one token must be left to process: its hidden state yields the first new token. */
     if (s->done >= n || memcmp(s->tokens, prompt, (size_t)s->done * sizeof *prompt) != 0) session_reset(s);
     memcpy(s->tokens, prompt, (size_t)n * sizeof *prompt);

@@ -1,8 +1,9 @@
 /* engine.h - the door: a loaded model and its sequences.
  *
- * An engine owns the mapped checkpoint, the device and the state of `slots` sequences; a session is one sequence. One
- * thread owns an engine and everything made from it. Same request, same seed, same bytes: generation does not depend on
- * chunk size, threads, ISA or on whether drafts are used. */
+ * An engine owns the mapped checkpoint, the device and the state of `slots` sequences. A session is one sequence, driven
+ * call by call; a loop serves many requests at once. One thread owns an engine and everything made from it. Same request,
+ * same seed, same bytes: generation does not depend on chunk size, threads, ISA, on whether drafts are used, or on what
+ * else is being served. */
 #ifndef NIBBLE_ENGINE_H
 #define NIBBLE_ENGINE_H
 
@@ -48,6 +49,9 @@ typedef struct engine {
 /* Errors: those of ckpt, config, weights, tokenizer, template, ops; E-MACHINE-MEMORY. */
 NODISCARD bool engine_open(engine **out, const char *dir, const engine_options *opt, err *e);
 void engine_close(engine *g);
+/* Can these tokens be a prompt? Errors: E-ENGINE-EMPTY, E-ENGINE-CONTEXT (n >= ctx), E-ENGINE-TOKEN (id outside the
+ * vocabulary). */
+NODISCARD bool engine_check_prompt(const engine *g, const int32_t *ids, int n, err *e);
 
 typedef struct session {
     engine *g;
@@ -68,8 +72,7 @@ NODISCARD bool session_open(session *out, engine *g, bool drafting, err *e);
 void session_close(session *s);
 void session_reset(session *s);
 /* Make the known tokens equal ids[0..n). What is already processed is kept when it is a prefix, else all is recomputed
- * (a recurrent state cannot be cut back). Errors: E-ENGINE-CONTEXT (n >= ctx), E-ENGINE-TOKEN (id outside the
- * vocabulary), E-ENGINE-EMPTY. */
+ * (a recurrent state cannot be cut back). Errors: those of engine_check_prompt. */
 NODISCARD bool session_set(session *s, const int32_t *ids, int n, err *e);
 
 typedef struct gen_round { /* one verification, as in the oracle's greedy.json */
@@ -93,7 +96,7 @@ typedef struct gen_options {
     volatile const int *cancel; /* set to non-zero from a signal handler or another thread; may be NULL */
 } gen_options;
 
-typedef enum gen_finish { GEN_STOP, GEN_LENGTH, GEN_CONTEXT, GEN_CALLER, GEN_CANCEL } gen_finish;
+typedef enum gen_finish { GEN_STOP, GEN_LENGTH, GEN_CONTEXT, GEN_CALLER, GEN_CANCEL, GEN_DEADLINE } gen_finish;
 
 typedef struct gen_result {
     gen_finish finish;
@@ -112,5 +115,74 @@ NODISCARD bool session_generate(session *s, const gen_options *opt, gen_result *
 /* (accepted + rounds) / rounds, or 0 without rounds. */
 double gen_accept_length(const gen_result *r);
 const char *gen_finish_name(gen_finish f); /* "stop" "length" ... in OpenAI's words */
+
+/* ---- many requests at once ---- */
+
+/* Serves requests in one pass per step: a few rows of every sequence that generates, and pieces of the prompts that wait, so
+ * that neither holds up the other. A request is served in the order of arrival within its priority. When all slots are
+ * taken, one of higher priority takes the slot of the newest of the lowest priority, which is recomputed later: the same
+ * bytes. A request that fails (E-ENGINE-NONFINITE) fails alone. No step allocates once its buffers have grown. */
+typedef struct loop loop;
+
+typedef struct loop_options {
+    int budget_rows; /* rows of a pass; 0 = as many as the engine's scratch holds (chunk + slots). Raised to one row per
+                      * sequence and one of a prompt, the least with which everything goes on */
+    int depth;       /* most drafts per round, 0..ENGINE_MAX_DRAFT; 0 without a draft head */
+    bool
+        fixed_depth; /* always that many; else as many as the measured acceptance and seconds per step make worthwhile */
+    int max_queue;   /* choices that may wait for a slot; 0 = 1024 */
+} loop_options;
+
+/* A request. Callbacks run on the thread that steps the loop, without a lock held: they may submit and cancel. */
+typedef struct loop_request {
+    const int32_t *prompt; /* [n_prompt] copied */
+    int n_prompt;
+    sampler_params sampling; /* bias and stop ids are copied; choice i draws as sampling.choice + i */
+    int choices;             /* answers to the one prompt, which is processed once when they start together; 0 = 1 */
+    int max_tokens;          /* 0 = until the context is full */
+    int depth;               /* most drafts per round of this request; -1 = the loop's */
+    int priority;            /* higher goes first */
+    double deadline_seconds; /* on clock_seconds; what is not done by then ends with GEN_DEADLINE; 0 = none */
+    const int *stop_ids;     /* [n_stop_ids] copied; generation ends with (and includes) one of these */
+    int n_stop_ids;
+    int logprobs; /* top entries per token, at most 64; 0 = off */
+    /* As in gen_options, for choice 0.. of `choices`. on_prompt may be NULL. */
+    bool (*on_token)(void *ctx, int choice, int32_t id, double logprob, const int32_t *top_ids,
+                     const double *top_logprobs);
+    void (*on_prompt)(void *ctx, int choice, int done, int total);
+    /* Once per choice; then nothing more of it is called. e->id is NULL unless the choice failed: E-ENGINE-NONFINITE,
+     * E-SAMPLE-MASKED, E-MACHINE-MEMORY, device errors. */
+    void (*on_done)(void *ctx, int choice, const gen_result *r, const err *e);
+    void *ctx;
+} loop_request;
+
+typedef struct loop_stats {
+    int running, waiting;                                                       /* choices */
+    int64_t submitted, finished, cancelled, failed, expired, preempted, shared; /* choices; shared: prompt taken over */
+    int64_t steps, prompt_rows, decode_rows, output_tokens;
+    int64_t rounds, drafted, accepted; /* a draft that is not accepted is a wasted row */
+    int64_t drafted_at[ENGINE_MAX_DRAFT], accepted_at[ENGINE_MAX_DRAFT];
+    int64_t depth_steps[ENGINE_MAX_DRAFT + 1]; /* passes with generating sequences, by drafts per round */
+    double step_seconds;                       /* in steps that did something */
+    double work_seconds;                       /* of these: in the model, in sampling and in callbacks */
+} loop_stats;
+
+/* Takes all slots of the engine that no session holds. Errors: E-ENGINE-SLOTS (none), E-MACHINE-MEMORY. */
+NODISCARD bool loop_open(loop **out, engine *g, const loop_options *opt, err *e);
+/* What is not finished ends with GEN_CANCEL. The owner thread, or any after loop_stop. */
+void loop_close(loop *l);
+/* Any thread. *handle (may be NULL) names the request for loop_cancel; callbacks can come before this returns. Errors:
+ * E-SAMPLE-PARAM, E-ENGINE-EMPTY, E-ENGINE-CONTEXT, E-ENGINE-TOKEN, E-ENGINE-REQUEST, E-ENGINE-QUEUE, E-MACHINE-MEMORY. */
+NODISCARD bool loop_submit(loop *l, uint64_t *handle, const loop_request *r, err *e);
+/* Any thread. All choices end with GEN_CANCEL before their next token; nothing happens when the request is over. */
+void loop_cancel(loop *l, uint64_t handle);
+/* Any thread: as of the end of the last step. */
+loop_stats loop_counted(loop *l);
+/* One step, on the owner thread; false when there was nothing to do. */
+bool loop_step(loop *l);
+/* A thread that steps, and sleeps while there is nothing to do; it is the owner until loop_stop, which ends it between two
+ * steps. Error: E-MACHINE-THREADS. */
+NODISCARD bool loop_start(loop *l, err *e);
+void loop_stop(loop *l);
 
 #endif

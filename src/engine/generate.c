@@ -340,6 +340,7 @@ const char *gen_finish_name(gen_finish f) {
     case GEN_CONTEXT: return "length";
     case GEN_CALLER: return "stop";
     case GEN_CANCEL: return "cancelled";
+    case GEN_DEADLINE: return "deadline";
     }
     return "stop";
 }

@@ -48,6 +48,7 @@ bool state_open(seq_state *out, const net *n, const weights *w, int slots, int c
     out->kv = xcalloc((size_t)c->attn_layers, sizeof *out->kv);
     out->conv = xcalloc((size_t)c->gdn_layers, sizeof *out->conv);
     out->gdn = xcalloc((size_t)c->gdn_layers, sizeof *out->gdn);
+    out->stage = xmalloc((size_t)STATE_ROPE_STEP * (size_t)c->rotary_dim * sizeof *out->stage);
     const int64_t rope = (int64_t)capacity * (c->rotary_dim / 2);
     bool ok = take(n, &out->cos, rope, e) && take(n, &out->sin, rope, e);
     for (int i = 0; ok && i < c->layers; i++)
@@ -79,6 +80,7 @@ void state_close(seq_state *s) {
                         s->gdn[i].pend_v,  s->gdn[i].pend_beta, s->gdn[i].pend_decay };
         for (size_t k = 0; k < ARRAY_LEN(all); k++) drop(n, all[k]);
     }
+    free(s->stage);
     free(s->kv);
     free(s->conv);
     free(s->gdn);
@@ -99,31 +101,53 @@ void state_reset(seq_state *s, int slot) {
     for (int i = 0; i < s->n->c->gdn_layers; i++) state_reset_gdn(s, slot, i);
 }
 
-/* The angle is a float32 product, as transformers computes it: at 262k positions a double product would differ by
- * 5e-3. Its sine and cosine are rounded once (NUMERICS 1). Grown in steps, so that a short run starts at once. */
-void state_cover(seq_state *s, int upto) {
+static void copy_kv(const net *n, const ops_kv *kv, int dst, int src, int positions) {
+    const int64_t row = (int64_t)kv->kv_heads * kv->dim * dtype_bytes(kv->type), slot = row * kv->capacity;
+    const size_t bytes = (size_t)positions * (size_t)row;
+    n->o->copy(n->o, (char *)kv->k + dst * slot, (const char *)kv->k + src * slot, bytes);
+    n->o->copy(n->o, (char *)kv->v + dst * slot, (const char *)kv->v + src * slot, bytes);
+}
+
+void state_copy(seq_state *s, int dst, int src, int positions, int mtp_positions) {
+    ops *o = s->n->o;
+    for (int i = 0; i < s->n->c->attn_layers; i++) copy_kv(s->n, &s->kv[i], dst, src, positions);
+    if (s->mtp_kv.k) copy_kv(s->n, &s->mtp_kv, dst, src, mtp_positions);
+    for (int i = 0; i < s->n->c->gdn_layers; i++) {
+        const ops_conv *w = &s->conv[i];
+        const ops_gdn *g = &s->gdn[i];
+        const int64_t window = (int64_t)(w->taps - 1) * w->channels, heads = (int64_t)g->v_heads * g->k_dim * g->v_dim;
+        o->copy(o, w->window + dst * window, w->window + src * window, (size_t)window * sizeof(float));
+        o->copy(o, g->state + dst * heads, g->state + src * heads, (size_t)heads * sizeof(float));
+    }
+}
+
+/* Rows [first, first + rows) of the table. The angle is a float32 product, as transformers computes it: at 262k positions a
+ * double product would differ by 5e-3. Its sine and cosine are rounded once (NUMERICS 1). */
+static void fill_rope(seq_state *s, int first, int rows) {
     const model_config *c = s->n->c;
     const int half = c->rotary_dim / 2;
-    if (upto <= s->rope_rows || half == 0) return;
-    int end = s->rope_rows + 512;
-    if (end < upto) end = upto;
-    if (end > s->capacity) end = s->capacity;
-    const int rows = end - s->rope_rows;
     const size_t bytes = (size_t)rows * (size_t)half * sizeof(float);
-    float *cs = xmalloc(bytes), *sn = xmalloc(bytes);
+    float *cs = s->stage, *sn = s->stage + (int64_t)STATE_ROPE_STEP * half;
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < half; i++) {
-            const float angle = (float)(s->rope_rows + r) * c->inv_freq[i];
+            const float angle = (float)(first + r) * c->inv_freq[i];
             float sine, cosine;
             num_sincos((double)angle, &sine, &cosine);
             cs[(int64_t)r * half + i] = cosine * c->rope_scaling;
             sn[(int64_t)r * half + i] = sine * c->rope_scaling;
         }
-    s->n->o->upload(s->n->o, s->cos + (int64_t)s->rope_rows * half, cs, bytes);
-    s->n->o->upload(s->n->o, s->sin + (int64_t)s->rope_rows * half, sn, bytes);
-    s->rope_rows = end;
-    free(cs);
-    free(sn);
+    s->n->o->upload(s->n->o, s->cos + (int64_t)first * half, cs, bytes);
+    s->n->o->upload(s->n->o, s->sin + (int64_t)first * half, sn, bytes);
+}
+
+/* Grown in steps, so that a short run starts at once. */
+void state_cover(seq_state *s, int upto) {
+    while (s->rope_rows < upto && s->n->c->rotary_dim > 1) {
+        const int left = s->capacity - s->rope_rows, rows = left < STATE_ROPE_STEP ? left : STATE_ROPE_STEP;
+        CHECK(rows > 0, "position %d of %d", upto, s->capacity);
+        fill_rope(s, s->rope_rows, rows);
+        s->rope_rows += rows;
+    }
 }
 
 int64_t state_slot_bytes(const model_config *c, int capacity, dtype kv_type, bool with_mtp) {

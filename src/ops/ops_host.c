@@ -17,6 +17,7 @@ static const size_t MAP_FROM_BYTES = 1 << 20;
 
 static bool host_mem_new(ops *o, void **out, size_t bytes, err *e) {
     (void)o;
+    alloc_counted();
     const size_t total = bytes + sizeof(block_head);
     block_head *h = NULL;
     size_t mapped = 0;
@@ -175,6 +176,7 @@ void ops_host_fill(ops *o) {
 
 void *work_need(work *s, size_t bytes) {
     if (s->bytes >= bytes) return s->p;
+    alloc_counted();
     free(s->p);
     s->bytes = bytes + bytes / 4 + 4096;
     void *p = NULL;

@@ -1,0 +1,223 @@
+/* The loop itself: opening, the inbox that other threads fill, the step, the thread. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "engine/loop_impl.h"
+
+enum { DEFAULT_QUEUE = 1024 };
+
+static bool device_rows(loop *l, float **out, int64_t rows, err *e) {
+    void *p = NULL;
+    const bool ok = l->g->o->mem_new(l->g->o, &p, (size_t)(rows * l->g->config.hidden) * sizeof **out, e);
+    *out = p;
+    return ok;
+}
+
+static bool take_slots(loop *l, err *e) {
+    engine *g = l->g;
+    l->slot_of = xcalloc((size_t)g->st.slots, sizeof *l->slot_of);
+    for (int i = 0; i < g->st.slots; i++) {
+        if (g->slot_used[i]) continue;
+        g->slot_used[i] = 1;
+        l->slot_of[l->slots++] = i;
+    }
+    if (l->slots > 0) return true;
+    return fail(e, ERR_MACHINE, "E-ENGINE-SLOTS", "all %d sequences are in use (raise --max-seqs)", g->st.slots);
+}
+
+static bool open_buffers(loop *l, err *e) {
+    const size_t n = (size_t)l->slots;
+    const int rows = l->g->sc.rows > l->g->sc.head_rows ? l->g->sc.rows : l->g->sc.head_rows;
+    l->by_slot = xcalloc(n, sizeof(seq *));
+    l->active = xcalloc(n, sizeof(seq *));
+    l->group = xcalloc(n, sizeof(seq *));
+    l->todo = xcalloc(n, sizeof(seq *));
+    l->spans = xcalloc(n, sizeof *l->spans);
+    l->choice = xcalloc(n, sizeof *l->choice);
+    l->ids = xcalloc((size_t)rows, sizeof *l->ids);
+    if (!depth_open(&l->model)) return fail(e, ERR_MACHINE, "E-MACHINE-MEMORY", "loop: no memory");
+    return device_rows(l, &l->keep, (int64_t)l->slots * LOOP_KEEP_ROWS, e) && device_rows(l, &l->stage, rows, e) &&
+           device_rows(l, &l->drafts, l->slots, e);
+}
+
+bool loop_open(loop **out, engine *g, const loop_options *opt, err *e) {
+    CHECK(opt->depth >= 0 && opt->depth <= ENGINE_MAX_DRAFT && opt->budget_rows >= 0 && opt->max_queue >= 0,
+          "depth %d, budget %d, queue %d", opt->depth, opt->budget_rows, opt->max_queue);
+    loop *l = xcalloc(1, sizeof *l);
+    l->g = g;
+    l->opt = *opt;
+    if (!g->n.has_mtp) l->opt.depth = 0;
+    if (l->opt.budget_rows == 0 || l->opt.budget_rows > g->sc.rows) l->opt.budget_rows = g->sc.rows;
+    if (l->opt.max_queue == 0) l->opt.max_queue = DEFAULT_QUEUE;
+    l->inbox_end = &l->inbox;
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->wake, NULL);
+    if (take_slots(l, e) && open_buffers(l, e)) return *out = l, true;
+    loop_close(l);
+    *out = NULL;
+    return false;
+}
+
+/* ---- the inbox ---- */
+
+bool loop_submit(loop *l, uint64_t *handle, const loop_request *q, err *e) {
+    request *r;
+    if (!request_new(&r, l, q, e)) return false;
+    pthread_mutex_lock(&l->lock);
+    const bool fits = l->open + r->q.choices <= l->slots + l->opt.max_queue;
+    if (fits) {
+        l->open += r->q.choices;
+        r->handle = ++l->last_handle;
+        if (handle) *handle = r->handle;
+        for (int i = 0; i < r->q.choices; i++) r->seqs[i].order = ++l->last_order;
+        r->next = l->all;
+        if (l->all) l->all->prev = r;
+        l->all = r;
+        *l->inbox_end = r;
+        l->inbox_end = &r->inbox_next;
+        pthread_cond_signal(&l->wake);
+    }
+    pthread_mutex_unlock(&l->lock);
+    if (fits) return true;
+    request_free(r);
+    return fail(e, ERR_MACHINE, "E-ENGINE-QUEUE", "request: %d are waiting already (try again later)",
+                l->opt.max_queue);
+}
+
+void loop_cancel(loop *l, uint64_t handle) {
+    pthread_mutex_lock(&l->lock);
+    request *r = l->all;
+    while (r && r->handle != handle) r = r->next;
+    if (r) atomic_store_explicit(&r->cancelled, true, memory_order_relaxed);
+    pthread_cond_signal(&l->wake);
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void take_inbox(loop *l) {
+    pthread_mutex_lock(&l->lock);
+    request *r = l->inbox;
+    l->inbox = NULL;
+    l->inbox_end = &l->inbox;
+    pthread_mutex_unlock(&l->lock);
+    for (request *next; r; r = next) {
+        next = r->inbox_next;
+        l->counts.submitted += r->q.choices;
+        for (int i = 0; i < r->q.choices; i++) sched_enqueue(l, &r->seqs[i]);
+    }
+}
+
+static void publish(loop *l) {
+    l->counts.running = l->n_active;
+    l->counts.waiting = l->n_queue;
+    pthread_mutex_lock(&l->lock);
+    l->published = l->counts;
+    pthread_mutex_unlock(&l->lock);
+}
+
+loop_stats loop_counted(loop *l) {
+    pthread_mutex_lock(&l->lock);
+    const loop_stats s = l->published;
+    pthread_mutex_unlock(&l->lock);
+    return s;
+}
+
+/* ---- the step ---- */
+
+/* One pass for everyone who runs. An error here is the device's: it is everyone's. */
+static bool run_pass(loop *l, err *e) {
+    const double t0 = clock_seconds();
+    if (!round_draft(l, e)) return false;
+    round_trunk(l);
+    round_prompts(l);
+    if (!round_choose(l, e)) return false;
+    l->work_seconds = clock_seconds() - t0;
+    return true;
+}
+
+static void fail_all(loop *l, const err *e) {
+    while (l->n_active > 0) {
+        seq *s = l->active[l->n_active - 1];
+        s->fault = *e;
+        request_fail(l, s);
+    }
+}
+
+bool loop_step(loop *l) {
+    const double t0 = clock_seconds();
+    err e = { 0 };
+    take_inbox(l);
+    sched_reap(l);
+    sched_admit(l);
+    l->work_seconds = 0;
+    const int rows = sched_plan(l);
+    if (rows > 0) {
+        if (!run_pass(l, &e)) fail_all(l, &e);
+        if (l->timed && l->n_decode > 0) depth_timed(&l->model, l->n_decode, l->step_depth, l->work_seconds);
+        if (l->n_decode > 0) l->counts.depth_steps[l->step_depth]++;
+        l->counts.steps++;
+        l->counts.step_seconds += clock_seconds() - t0;
+        l->counts.work_seconds += l->work_seconds;
+    }
+    publish(l);
+    return rows > 0 || l->n_queue > 0;
+}
+
+/* ---- the thread ---- */
+
+static void *run(void *arg) {
+    loop *l = arg;
+    for (;;) {
+        pthread_mutex_lock(&l->lock);
+        const bool stop = l->stop;
+        pthread_mutex_unlock(&l->lock);
+        if (stop) return NULL;
+        if (loop_step(l)) continue;
+        /* Nothing runs and nothing waits, so there is no deadline to watch either. */
+        pthread_mutex_lock(&l->lock);
+        while (!l->stop && !l->inbox) pthread_cond_wait(&l->wake, &l->lock);
+        pthread_mutex_unlock(&l->lock);
+    }
+}
+
+bool loop_start(loop *l, err *e) {
+    CHECK(!l->threaded, "the loop has a thread already");
+    l->stop = false;
+    if (pthread_create(&l->thread, NULL, run, l) != 0)
+        return fail(e, ERR_MACHINE, "E-MACHINE-THREADS", "loop: cannot start a thread");
+    l->threaded = true;
+    return true;
+}
+
+void loop_stop(loop *l) {
+    if (!l->threaded) return;
+    pthread_mutex_lock(&l->lock);
+    l->stop = true;
+    pthread_cond_signal(&l->wake);
+    pthread_mutex_unlock(&l->lock);
+    pthread_join(l->thread, NULL);
+    l->threaded = false;
+}
+
+static void end_all(loop *l) {
+    take_inbox(l);
+    while (l->n_active > 0) request_end(l, l->active[l->n_active - 1], GEN_CANCEL);
+    while (l->queue) request_end(l, l->queue, GEN_CANCEL);
+}
+
+void loop_close(loop *l) {
+    if (!l) return;
+    loop_stop(l);
+    do end_all(l);
+    while (l->inbox); /* a callback may have submitted */
+    for (int i = 0; i < l->slots; i++) l->g->slot_used[l->slot_of[i]] = 0;
+    float *rows[] = { l->keep, l->stage, l->drafts };
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++)
+        if (rows[i]) l->g->o->mem_free(l->g->o, rows[i]);
+    void *own[] = { l->slot_of, l->by_slot, l->active, l->group, l->todo, l->spans, l->choice, l->ids };
+    for (size_t i = 0; i < ARRAY_LEN(own); i++) free(own[i]);
+    depth_close(&l->model);
+    pthread_cond_destroy(&l->wake);
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}

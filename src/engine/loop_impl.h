@@ -1,0 +1,150 @@
+/* loop_impl.h - the parts of the loop: requests, the queue and what a step does. Private to engine/.
+ *
+ * One step = take what was submitted, drop what was cancelled, admit, plan, draft, one trunk pass, the draft layer over the
+ * prompts' rows, choose and hand out. Everything but the inbox belongs to the owner thread. */
+#ifndef NIBBLE_LOOP_IMPL_H
+#define NIBBLE_LOOP_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/engine.h"
+
+enum { LOOP_KEEP_ROWS = 2 * OPS_MAX_PENDING, LOOP_MAX_CHOICES = 128, LOOP_MAX_LOGPROBS = 64 };
+
+typedef struct request request;
+
+typedef enum seq_phase {
+    SEQ_QUEUED,
+    SEQ_SHARES, /* has a slot and waits for the prompt of its request's first choice */
+    SEQ_PROMPT,
+    SEQ_DECODE,
+    SEQ_ENDED
+} seq_phase;
+
+/* One choice of a request. */
+typedef struct seq {
+    request *r;
+    struct seq *next; /* in the queue */
+    int choice;
+    seq_phase phase;
+    uint64_t order; /* of arrival */
+    int slot;       /* -1 in the queue */
+    sampler_params sampling;
+    int32_t *tokens; /* known tokens: prompt and output */
+    int n_tokens, cap;
+    int done;      /* positions [0, done) went through the trunk */
+    int pending;   /* the last `pending` of them are not yet part of the stored GDN and conv state */
+    bool drafting; /* the draft layer follows along */
+    int mtp_done;  /* draft slots [0, mtp_done) are final */
+    int keep_pos;  /* the slot's kept hidden rows are those of positions [keep_pos, done) */
+    history seen;  /* closed unless the request has penalties */
+    gen_result out;
+    /* of this step */
+    int rows, row0, depth;
+    int32_t draft[ENGINE_MAX_DRAFT];
+    err fault;
+} seq;
+
+/* What a submitter made; read-only afterwards but for `cancelled` and what the owner counts. */
+struct request {
+    uint64_t handle;
+    request *next, *prev; /* all requests that are not over (under the lock) */
+    request *inbox_next;
+    loop_request q; /* with its own copies of bias and stop ids */
+    int32_t *prompt;
+    sampler_bias *bias;
+    int32_t *ban_ids; /* sampling.stop_ids */
+    int *stop_ids;
+    seq *seqs; /* [choices] */
+    int open;  /* choices that are not over */
+    double submitted_at;
+    atomic_bool cancelled;
+};
+
+/* What is known about the worth of drafting. */
+typedef struct depth_model {
+    double accept[ENGINE_MAX_DRAFT]; /* draft i is accepted when those before it are: running means */
+    double *seconds;                 /* [DEPTH_CLASSES][ENGINE_MAX_DRAFT + 1] of a step; 0 = not measured yet */
+    int64_t picks;
+} depth_model;
+
+struct loop {
+    engine *g;
+    loop_options opt;
+    int slots;     /* that the loop may use */
+    int *slot_of;  /* [slots] the engine's */
+    seq **by_slot; /* [slots] NULL: free */
+    /* Running choices by (priority descending, arrival). */
+    seq **active; /* [slots] */
+    int n_active;
+    seq *queue; /* in the same order */
+    int n_queue;
+    depth_model model;
+    bool timed; /* this step's seconds say something about its depth */
+    int step_depth, n_decode;
+    double work_seconds; /* of this step */
+    loop_stats counts;
+    /* buffers */
+    float *keep;         /* device [slots, LOOP_KEEP_ROWS, H] */
+    float *stage;        /* device [scratch rows, H]: inputs of the draft layer, of the head */
+    float *drafts;       /* device [slots, H]: what the newest draft of each was made from */
+    int32_t *ids;        /* [scratch rows] */
+    int32_t *choice;     /* [slots] */
+    ops_span *spans;     /* [slots] */
+    seq **group, **todo; /* [slots] */
+    /* shared with submitters, under the lock */
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    request *all, *inbox, **inbox_end;
+    uint64_t last_handle, last_order;
+    int open; /* choices submitted and not over: bounds the queue */
+    loop_stats published;
+    bool threaded, stop;
+    pthread_t thread;
+};
+
+/* ---- request.c ---- */
+
+NODISCARD bool request_new(request **out, loop *l, const loop_request *q, err *e);
+void request_free(request *r);
+/* The choice is over: its slot and place go, on_done is called, the request is freed with its last choice. */
+void request_end(loop *l, seq *s, gen_finish finish);
+/* The same with s->fault. */
+void request_fail(loop *l, seq *s);
+/* Hand one token to the caller; logits [real_vocab] of its position when logprobs are asked for. False: it was the last. */
+bool request_emit(loop *l, seq *s, int32_t id, const float *logits);
+
+/* ---- sched.c ---- */
+
+void sched_enqueue(loop *l, seq *s);
+/* Cancelled and expired choices go. */
+void sched_reap(loop *l);
+void sched_admit(loop *l);
+/* Rows and depth of every running choice in this pass; returns the rows, 0 when nothing runs. */
+int sched_plan(loop *l);
+/* Take a choice from its slot and the running ones. */
+void sched_release(loop *l, seq *s);
+/* Remove from the queue. */
+void sched_unqueue(loop *l, seq *s);
+
+/* ---- round.c ---- */
+
+/* Drafts for those with a depth; the draft layer catches up where too many rows wait for it. */
+NODISCARD bool round_draft(loop *l, err *e);
+void round_trunk(loop *l);
+/* Prompt rows through the draft layer; prompts that are complete are shared out to waiting choices. */
+void round_prompts(loop *l);
+/* Tokens for what the pass yielded. */
+NODISCARD bool round_choose(loop *l, err *e);
+
+/* ---- depth.c ---- */
+
+NODISCARD bool depth_open(depth_model *m);
+void depth_close(depth_model *m);
+/* Drafts per round for `n` sequences, at most `cap`; *measure: the step is worth timing. */
+int depth_pick(depth_model *m, int n, int cap, bool probe);
+void depth_accepted(depth_model *m, int depth, int accepted);
+void depth_timed(depth_model *m, int n, int depth, double seconds);
+
+#endif

@@ -1,0 +1,283 @@
+/* What one step computes, for all running choices at once. The alignment of the draft layer is that of generate.c. */
+#include "engine/loop_impl.h"
+
+static int slot_of(const loop *l, const seq *s) { return l->slot_of[s->slot]; }
+
+/* Kept hidden row of position p, final-norm. */
+static float *kept(const loop *l, const seq *s, int p) {
+    return l->keep + ((int64_t)s->slot * LOOP_KEEP_ROWS + (p - s->keep_pos)) * l->g->config.hidden;
+}
+
+static void copy_rows(const loop *l, float *dst, const float *src, int rows) {
+    l->g->o->copy(l->g->o, dst, src, (size_t)rows * (size_t)l->g->config.hidden * sizeof(float));
+}
+
+static float *row_of(const loop *l, float *base, int row) { return base + (int64_t)row * l->g->config.hidden; }
+
+/* Rows row0.. of the trunk's output belong to the `rows` newest positions. What the draft layer has not taken yet stays. */
+static void keep_rows(loop *l, seq *s, int row0, int rows) {
+    if (!s->drafting) return;
+    const int first = s->done;
+    if (s->mtp_done >= first) s->keep_pos = first;
+    CHECK(first + rows - s->keep_pos <= LOOP_KEEP_ROWS, "%d hidden rows to keep", first + rows - s->keep_pos);
+    copy_rows(l, kept(l, s, first), row_of(l, l->g->sc.hidden, 1 + row0), rows);
+}
+
+/* ---- drafts ---- */
+
+/* Would the next round's rows still fit behind those that wait? */
+static bool must_catch_up(const seq *s) {
+    return s->drafting && s->done - s->mtp_done + ENGINE_MAX_DRAFT + 1 > LOOP_KEEP_ROWS;
+}
+
+/* The draft layer over the final rows of group[0..n): `rows` in all. The last output of each goes to l->drafts. */
+static void extend(loop *l, int n) {
+    engine *g = l->g;
+    int rows = 0;
+    for (int i = 0; i < n; i++) {
+        seq *s = l->group[i];
+        const int count = s->done - s->mtp_done;
+        l->spans[i] = (ops_span){ .slot = slot_of(l, s), .row0 = rows, .rows = count, .pos0 = s->mtp_done };
+        copy_rows(l, row_of(l, l->stage, rows), kept(l, s, s->mtp_done), count);
+        for (int r = 0; r < count; r++) l->ids[rows + r] = s->tokens[s->mtp_done + 1 + r];
+        rows += count;
+        s->mtp_done = s->done;
+    }
+    forward_mtp(&g->sc, &g->st, l->ids, l->stage, l->spans, n);
+    for (int i = 0; i < n; i++)
+        copy_rows(l, row_of(l, l->drafts, l->group[i]->slot),
+                  row_of(l, g->sc.mtp_hidden, l->spans[i].row0 + l->spans[i].rows - 1), 1);
+}
+
+static void extend_all(loop *l) {
+    int n = 0, rows = 0;
+    for (int i = 0; i < l->n_active; i++) {
+        seq *s = l->active[i];
+        if (s->phase != SEQ_DECODE || !(s->depth > 0 || must_catch_up(s))) continue;
+        const int count = s->done - s->mtp_done;
+        CHECK(count >= 1, "%d draft rows", count);
+        if (rows + count > l->g->sc.rows) extend(l, n), n = rows = 0;
+        l->group[n++] = s;
+        rows += count;
+    }
+    if (n > 0) extend(l, n);
+}
+
+/* Draft `at` of everyone with a larger depth, from l->drafts; then, unless it is the last, one more row of the draft layer
+ * behind it. */
+static bool draft_one(loop *l, int at, bool *more, err *e) {
+    engine *g = l->g;
+    int n = 0, m = 0;
+    for (int i = 0; i < l->n_active; i++)
+        if (l->active[i]->depth > at) {
+            copy_rows(l, row_of(l, l->stage, n), row_of(l, l->drafts, l->active[i]->slot), 1);
+            l->group[n++] = l->active[i];
+        }
+    if (n == 0) return *more = false, true;
+    if (!forward_argmax(&g->sc, l->choice, l->stage, n, e)) return false;
+    for (int i = 0; i < n; i++) {
+        seq *s = l->group[i];
+        s->draft[at] = l->choice[i];
+        if (s->depth == at + 1) continue;
+        l->spans[m] = (ops_span){ .slot = slot_of(l, s), .row0 = m, .rows = 1, .pos0 = s->done + at };
+        copy_rows(l, row_of(l, l->stage, m), row_of(l, l->drafts, s->slot), 1);
+        l->ids[m] = s->draft[at];
+        l->group[m++] = s;
+    }
+    *more = m > 0;
+    if (m == 0) return true;
+    forward_mtp(&g->sc, &g->st, l->ids, l->stage, l->spans, m);
+    for (int i = 0; i < m; i++)
+        copy_rows(l, row_of(l, l->drafts, l->group[i]->slot), row_of(l, g->sc.mtp_hidden, i), 1);
+    return true;
+}
+
+bool round_draft(loop *l, err *e) {
+    extend_all(l);
+    bool more = true;
+    for (int at = 0; more; at++)
+        if (!draft_one(l, at, &more, e)) return false;
+    return true;
+}
+
+/* ---- the trunk ---- */
+
+void round_trunk(loop *l) {
+    engine *g = l->g;
+    int n = 0, rows = 0;
+    for (int i = 0; i < l->n_active; i++) {
+        seq *s = l->active[i];
+        if (s->rows == 0) continue;
+        s->row0 = rows;
+        l->spans[n++] = (ops_span){ .slot = slot_of(l, s),
+                                    .row0 = rows,
+                                    .rows = s->rows,
+                                    .pos0 = s->done,
+                                    .commit = s->pending,
+                                    .tentative = s->depth > 0 };
+        s->pending = 0;
+        const int known = s->rows - s->depth;
+        for (int r = 0; r < s->rows; r++) l->ids[rows + r] = r < known ? s->tokens[s->done + r] : s->draft[r - known];
+        *(s->phase == SEQ_PROMPT ? &l->counts.prompt_rows : &l->counts.decode_rows) += s->rows;
+        rows += s->rows;
+    }
+    forward_trunk(&g->sc, &g->st, l->ids, NULL, l->spans, n);
+}
+
+/* ---- prompts ---- */
+
+/* Draft slots that the chunk makes final: all but the newest position, whose next token is not known yet. */
+static void mtp_of_prompts(loop *l) {
+    engine *g = l->g;
+    int n = 0, rows = 0;
+    for (int i = 0; i < l->n_active; i++) {
+        seq *s = l->active[i];
+        if (s->phase != SEQ_PROMPT || s->rows == 0 || !s->drafting) continue;
+        const int first = s->mtp_done, count = s->done + s->rows - 1 - first;
+        if (count <= 0) continue;
+        const int behind = s->done - first; /* 0 or 1: the position in front of the chunk */
+        if (behind > 0) copy_rows(l, row_of(l, l->stage, rows), kept(l, s, first), behind);
+        copy_rows(l, row_of(l, l->stage, rows + behind), row_of(l, g->sc.hidden, 1 + s->row0), count - behind);
+        for (int r = 0; r < count; r++) l->ids[rows + r] = s->tokens[first + 1 + r];
+        l->spans[n++] = (ops_span){ .slot = slot_of(l, s), .row0 = rows, .rows = count, .pos0 = first };
+        rows += count;
+        s->mtp_done = first + count;
+    }
+    if (n > 0) forward_mtp(&g->sc, &g->st, l->ids, l->stage, l->spans, n);
+}
+
+/* Those who wait for this prompt go on as if they had processed it. */
+static void share(loop *l, const seq *from) {
+    for (int i = 0; i < l->n_active; i++) {
+        seq *s = l->active[i];
+        if (s->r != from->r || s->phase != SEQ_SHARES) continue;
+        state_copy(&l->g->st, slot_of(l, s), slot_of(l, from), from->done, from->mtp_done);
+        s->done = from->done;
+        s->mtp_done = from->mtp_done;
+        s->keep_pos = from->keep_pos;
+        s->out.cached_tokens = from->done;
+        if (s->drafting) copy_rows(l, kept(l, s, s->keep_pos), kept(l, from, from->keep_pos), s->done - s->keep_pos);
+        s->phase = SEQ_PROMPT;
+        s->rows = 1; /* of the trunk's output: the same last row */
+        s->row0 = from->row0 + from->rows - 1;
+        l->counts.shared++;
+    }
+}
+
+void round_prompts(loop *l) {
+    mtp_of_prompts(l);
+    for (int i = 0; i < l->n_active; i++) {
+        seq *s = l->active[i];
+        if (s->phase != SEQ_PROMPT || s->rows == 0 || s->done == s->n_tokens) continue;
+        const int last = s->rows - 1;
+        s->done += last;
+        s->keep_pos = s->done;
+        if (s->drafting) copy_rows(l, kept(l, s, s->done), row_of(l, l->g->sc.hidden, 1 + s->row0 + last), 1);
+        s->done++;
+        if (s->r->q.on_prompt && s->out.output_tokens == 0)
+            s->r->q.on_prompt(s->r->q.ctx, s->choice, s->done, s->n_tokens);
+        if (s->done == s->n_tokens && s == &s->r->seqs[0] && s->out.output_tokens == 0) share(l, s);
+    }
+}
+
+/* ---- tokens ---- */
+
+/* Rows whose logits choose tokens: of a generating choice all, of a complete prompt the last. */
+static int rows_to_choose(const seq *s) {
+    if (s->phase == SEQ_DECODE) return s->rows;
+    return s->phase == SEQ_PROMPT && s->rows > 0 && s->done == s->n_tokens ? 1 : 0;
+}
+
+static bool pick(const loop *l, seq *s, int32_t *id, float *logits, int64_t position, int ahead) {
+    const sampler_row x = { .logits = logits,
+                            .n = l->g->n.real_vocab,
+                            .position = position,
+                            .generated = s->out.output_tokens + ahead,
+                            .seen = s->seen.state ? &s->seen : NULL };
+    return sampler_draw(&l->g->sm, id, &s->sampling, &x, &s->fault);
+}
+
+/* picked[0..*n): the drafts that plain sampling draws too, and the token behind them. */
+static bool draw(const loop *l, seq *s, int32_t *picked, int *n, float *logits, int rows) {
+    const int64_t pos0 = s->phase == SEQ_DECODE ? s->done + 1 : s->done;
+    int pushed = 0;
+    bool ok = true, agree = true;
+    for (*n = 0; *n < rows && ok && agree; ++*n) {
+        const int i = *n;
+        ok = pick(l, s, &picked[i], logits + (int64_t)i * l->g->n.real_vocab, pos0 + i, i);
+        agree = ok && i < rows - 1 && picked[i] == s->draft[i];
+        if (agree && s->seen.state) history_push(&s->seen, s->draft[i]), pushed++;
+    }
+    while (pushed > 0) history_pop(&s->seen, s->draft[--pushed]);
+    return ok;
+}
+
+static void count_round(loop *l, seq *s, int accepted) {
+    gen_result *o = &s->out;
+    loop_stats *c = &l->counts;
+    o->rounds++, c->rounds++;
+    o->drafted += s->depth, c->drafted += s->depth;
+    o->accepted += accepted, c->accepted += accepted;
+    for (int i = 0; i < s->depth; i++) {
+        o->drafted_at[i]++, c->drafted_at[i]++;
+        o->accepted_at[i] += i < accepted, c->accepted_at[i] += i < accepted;
+    }
+    depth_accepted(&l->model, s->depth, accepted);
+}
+
+/* Draw for one choice from its rows of logits, and hand out what was drawn. */
+static void advance(loop *l, seq *s, float *logits, int rows) {
+    int32_t picked[ENGINE_MAX_DRAFT + 1];
+    int n;
+    if (!draw(l, s, picked, &n, logits, rows)) {
+        request_fail(l, s);
+        return;
+    }
+    const bool decoding = s->phase == SEQ_DECODE;
+    if (decoding && s->depth > 0) count_round(l, s, n - 1);
+    if (decoding) {
+        keep_rows(l, s, s->row0, n);
+        s->done += n;
+        s->pending = s->depth > 0 ? n : 0;
+    }
+    s->phase = SEQ_DECODE;
+    for (int i = 0; i < n; i++)
+        if (!request_emit(l, s, picked[i], logits + (int64_t)i * l->g->n.real_vocab)) return;
+    if (s->done >= l->g->st.capacity) request_end(l, s, GEN_CONTEXT);
+}
+
+/* Logits of the hidden states in l->stage for group[0..n), then a token or more for each. The one place that knows how tokens
+ * come from hidden states. */
+static bool choose_group(loop *l, int n, int rows, err *e) {
+    engine *g = l->g;
+    if (n == 0) return true;
+    forward_real_logits(&g->sc, l->stage, rows);
+    g->o->download(g->o, g->host_logits, g->sc.logits, (size_t)rows * (size_t)g->n.real_vocab * sizeof(float));
+    if (!g->o->sync(g->o, e)) return false;
+    float *logits = g->host_logits;
+    for (int i = 0; i < n; i++) {
+        const int m = rows_to_choose(l->group[i]);
+        advance(l, l->group[i], logits, m);
+        logits += (int64_t)m * g->n.real_vocab;
+    }
+    return true;
+}
+
+bool round_choose(loop *l, err *e) {
+    engine *g = l->g;
+    int n = 0, rows = 0, all = 0;
+    for (int i = 0; i < l->n_active; i++)
+        if (rows_to_choose(l->active[i]) > 0) l->todo[all++] = l->active[i];
+    for (int i = 0; i < all; i++) {
+        seq *s = l->todo[i];
+        const int m = rows_to_choose(s);
+        if (rows + m > g->sc.head_rows) {
+            if (!choose_group(l, n, rows, e)) return false;
+            n = rows = 0;
+        }
+        copy_rows(l, row_of(l, l->stage, rows), row_of(l, g->sc.hidden, 1 + s->row0 + s->rows - m), m);
+        l->group[n++] = s;
+        rows += m;
+    }
+    return choose_group(l, n, rows, e);
+}
