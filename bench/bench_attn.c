@@ -168,8 +168,8 @@ static void measure(job j, const char *name, int traffic, double macs, double bu
         ratio[n] = read[n] * traffic / mine[n];
     }
     const double share = median(ratio, n), t = median(mine, n), r = median(read, n);
-    printf("%-26s rows %3d commit %d  %8.3f ms  %6.2f GB/s of %5.2f, share %.2f  %6.1f GMAC/s\n", name, j.rows, j.commit,
-           t * 1e3, (double)j.bytes * traffic / t * 1e-9, (double)j.bytes / r * 1e-9, share, macs / t * 1e-9);
+    printf("%-26s rows %3d commit %d  %8.3f ms  %6.2f GB/s of %5.2f, share %.2f  %6.1f GMAC/s\n", name, j.rows,
+           j.commit, t * 1e3, (double)j.bytes * traffic / t * 1e-9, (double)j.bytes / r * 1e-9, share, macs / t * 1e-9);
     fflush(stdout);
 }
 
@@ -192,7 +192,7 @@ static void measure_gdn(double budget, const char *only) {
     static const struct {
         int rows, commit;
         bool tentative;
-    } cases[] = { { 1, 0, false }, { 3, 0, true },   { 3, 1, true },   { 3, 2, true },
+    } cases[] = { { 1, 0, false }, { 3, 0, true },   { 3, 1, true },    { 3, 2, true },
                   { 3, 3, true },  { 16, 0, false }, { 128, 0, false }, { 512, 0, false } };
     for (size_t i = 0; i < ARRAY_LEN(cases) && (!only || strstr("gdn", only)); i++) {
         fill_memory(DT_F32);

@@ -4,6 +4,7 @@
 #include "kern/dot32.h"
 #include "kern/kern_isa.h"
 #include "num/bf16.h"
+#include "num/fp8.h"
 #include "num/mathf_inline.h"
 
 static float same(float f) { return f; }
@@ -45,6 +46,17 @@ static void softmax_tile(float *max, float *sum, float *s, int n) {
 TILE(attn_tile_f32, float, same)
 TILE(attn_tile_bf16, uint16_t, bf16_to_f32)
 
+static void attn_tile_fp8(float *o, float *max, float *sum, const float *q, const uint8_t *k, const uint8_t *v,
+                          int64_t ld, int n, int G, int D, float scale, float *work) {
+    float *kf = work, *vf = work + (int64_t)64 * D;
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t d = 0; d < D; d++) {
+            kf[j * D + d] = e4m3_to_f32(k[j * ld + d]);
+            vf[j * D + d] = e4m3_to_f32(v[j * ld + d]);
+        }
+    attn_tile_f32(o, max, sum, q, kf, vf, D, n, G, D, scale);
+}
+
 static void attn_merge(float *O, float *M, float *L, const float *o, float max, float sum, int D) {
     const float top = max > *M ? max : *M;
     const float a = num_exp_inline(*M - top), b = num_exp_inline(max - top);
@@ -56,5 +68,6 @@ static void attn_merge(float *O, float *M, float *L, const float *o, float max, 
 void KERN_REF(attn_init)(kern *k) {
     k->attn_tile_f32 = attn_tile_f32;
     k->attn_tile_bf16 = attn_tile_bf16;
+    k->attn_tile_fp8 = attn_tile_fp8;
     k->attn_merge = attn_merge;
 }

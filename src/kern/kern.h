@@ -16,6 +16,8 @@ enum {
     KERN_GDN_COLS = 64 /* columns of a state that gdn_steps takes at a time, at most */
 };
 
+#define KERN_ATTN_WORK(G, D) (((int64_t)(G) + 128) * (D))
+
 /* One token of gdn_steps. */
 typedef struct gdn_token {
     const float *q, *k; /* [dk]; q is not read when o is NULL */
@@ -75,6 +77,9 @@ typedef struct kern {
                           int n, int G, int D, float scale);
     void (*attn_tile_bf16)(float *o, float *max, float *sum, const float *q, const uint16_t *k, const uint16_t *v,
                            int64_t ld, int n, int G, int D, float scale);
+    /* The same for E4M3 codes (0x7f and 0xff: NaN). work: KERN_ATTN_WORK(G, D) floats of any content, best 64-byte aligned. */
+    void (*attn_tile_fp8)(float *o, float *max, float *sum, const float *q, const uint8_t *k, const uint8_t *v,
+                          int64_t ld, int n, int G, int D, float scale, float *work);
     /* Merge a tile into a running (O, M, L), one head: M2 = max(M, max); a = exp(M - M2); b = exp(max - M2);
      * L = fma(L, a, sum * b); O[d] = fma(O[d], a, o[d] * b); M = M2. */
     void (*attn_merge)(float *O, float *M, float *L, const float *o, float max, float sum, int D);

@@ -55,6 +55,16 @@ INLINE vf v_bf16_n(const uint16_t *p, int n) { return widen_bf16(load_half_n(p, 
 INLINE vf v_f16(const uint16_t *p) { return _mm256_cvtph_ps(load_half(p)); }
 INLINE vf v_f16_n(const uint16_t *p, int n) { return _mm256_cvtph_ps(load_half_n(p, n)); }
 
+INLINE void v_halves(uint16_t *to, const uint8_t *from) {
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)from));
+    _mm256_storeu_si256((__m256i *)(void *)to,
+                        _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16((int16_t)0xbf80)));
+}
+INLINE bool v_has_nan_code(const uint8_t *from) {
+    const __m256i mag = _mm256_set1_epi8(0x7f), x = _mm256_loadu_si256((const __m256i *)(const void *)from);
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_and_si256(x, mag), mag)) != 0;
+}
+
 INLINE void v_to_bf16(uint16_t *p, vf v) {
     const __m256i u = as_int(v), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     const __m256i r = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));

@@ -45,6 +45,15 @@ INLINE vf v_bf16_n(const uint16_t *p, int n) { return widen_bf16(_mm256_maskz_lo
 INLINE vf v_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)); }
 INLINE vf v_f16_n(const uint16_t *p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
 
+INLINE void v_halves(uint16_t *to, const uint8_t *from) {
+    const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)from));
+    _mm512_storeu_si512(to, _mm512_and_si512(_mm512_slli_epi16(x, 7), _mm512_set1_epi16((int16_t)0xbf80)));
+}
+INLINE bool v_has_nan_code(const uint8_t *from) {
+    const __m512i mag = _mm512_set1_epi8(0x7f);
+    return _mm512_cmpeq_epi8_mask(_mm512_and_si512(_mm512_loadu_si512(from), mag), mag) != 0;
+}
+
 INLINE __m256i narrow_bf16(vf v) {
     const __m512i u = as_int(v), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
     const __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));

@@ -63,6 +63,14 @@ INLINE vf v_bf16_n(const uint16_t *p, int n) { return widen_bf16(load_half_n(p, 
 INLINE vf v_f16(const uint16_t *p) { return widen_f16(vld1_u16(p)); }
 INLINE vf v_f16_n(const uint16_t *p, int n) { return widen_f16(load_half_n(p, n)); }
 
+INLINE void v_halves(uint16_t *to, const uint8_t *from) {
+    const uint16x8_t x = vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(from))));
+    vst1q_u16(to, vandq_u16(vshlq_n_u16(x, 7), vdupq_n_u16(0xbf80)));
+}
+INLINE bool v_has_nan_code(const uint8_t *from) {
+    return vmaxvq_u8(vandq_u8(vld1q_u8(from), vdupq_n_u8(0x7f))) == 0x7f;
+}
+
 INLINE void v_to_bf16(uint16_t *p, vf v) {
     const uint32x4_t u = as_int(v), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
     const uint32x4_t r = vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff)));

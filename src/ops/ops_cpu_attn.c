@@ -121,7 +121,7 @@ typedef struct unit {
     int split;     /* tiles when one thread does all */
     double before; /* cost of the units in front */
     float *ml;     /* [rows][group] running max, then [rows][group] running sum */
-    float *stored; /* [tiles - split][rows][group * dim + 2 * group] */
+    float *stored; /* [tiles - split] tile results */
 } unit;
 
 typedef struct attn_job {
@@ -137,46 +137,52 @@ typedef struct attn_job {
 
 static int tiles_of(int pos) { return pos / OPS_TILE + 1; }
 
-/* FP8 codes of a tile as float32, exactly: the scales are folded elsewhere. Work space behind the tile's result. */
-static void fp8_tile(const attn_job *j, float *out, float *max, float *sum, const float *q, int64_t at, int64_t ld,
-                     int n, float *wide) {
-    const ops_kv *kv = j->kv;
-    const int dim = kv->dim;
-    float *k = wide, *v = wide + (int64_t)OPS_TILE * dim;
-    for (int i = 0; i < n; i++) {
-        j->c->q.fp8_decode(k + (int64_t)i * dim, (const uint8_t *)kv->k + at + i * ld, dim, 1.0f);
-        j->c->q.fp8_decode(v + (int64_t)i * dim, (const uint8_t *)kv->v + at + i * ld, dim, 1.0f);
-    }
-    j->c->k.attn_tile_f32(out, max, sum, q, k, v, dim, n, j->group, dim, j->scale);
+/* The result of a tile for all rows of a unit: o [rows * group][dim] | max [rows * group] | sum [rows * group]. */
+static int64_t result_floats(const attn_job *j, int rows) { return (int64_t)rows * j->group * (j->kv->dim + 2); }
+
+/* What a thread needs: a result, the queries of a unit next to each other, and the kernel's work space. */
+static size_t own_floats(const attn_job *j) {
+    const int64_t heads = (int64_t)MAX_BLOCK * j->group;
+    return (size_t)(result_floats(j, MAX_BLOCK) + heads * j->kv->dim + KERN_ATTN_WORK(heads, j->kv->dim));
 }
 
-/* One tile for the query heads of one row: o [group * dim] | max [group] | sum [group] at `out`. */
-static void one_tile(const attn_job *j, const unit *u, int row, int tile, float *out, float *wide) {
+/* n positions of a tile for `rows` rows of a unit from `row` on. q: the unit's queries. */
+static void tile_rows(const attn_job *j, const unit *u, int tile, int row, int rows, int n, float *result,
+                      const float *q, float *space) {
     const ops_kv *kv = j->kv;
-    const int dim = kv->dim, group = j->group, first = tile * OPS_TILE, pos = u->pos + row;
-    const int n = pos + 1 - first < OPS_TILE ? pos + 1 - first : OPS_TILE;
-    const int64_t at = (((int64_t)u->span->slot * kv->capacity + first) * kv->kv_heads + u->kv_head) * dim;
+    const int dim = kv->dim, G = rows * j->group, done = row * j->group, all = u->rows * j->group;
     const int64_t ld = (int64_t)kv->kv_heads * dim;
-    const float *q = j->q + ((int64_t)(u->row + row) * j->heads + (int64_t)u->kv_head * group) * dim;
-    float *max = out + group * dim, *sum = max + group;
+    const int64_t at =
+        ((int64_t)u->span->slot * kv->capacity + (int64_t)tile * OPS_TILE) * ld + (int64_t)u->kv_head * dim;
+    const void *k = elem_at(kv->k, kv->type, at), *v = elem_at(kv->v, kv->type, at);
+    float *o = result + (int64_t)done * dim, *max = result + (int64_t)all * dim + done, *sum = max + all;
+    q += (int64_t)done * dim;
     if (kv->type == DT_F8_E4M3)
-        fp8_tile(j, out, max, sum, q, at, ld, n, wide);
+        j->c->k.attn_tile_fp8(o, max, sum, q, k, v, ld, n, G, dim, j->scale, space);
     else if (kv->type == DT_F32)
-        j->c->k.attn_tile_f32(out, max, sum, q, (const float *)kv->k + at, (const float *)kv->v + at, ld, n, group, dim,
-                              j->scale);
+        j->c->k.attn_tile_f32(o, max, sum, q, k, v, ld, n, G, dim, j->scale);
     else
-        j->c->k.attn_tile_bf16(out, max, sum, q, (const uint16_t *)kv->k + at, (const uint16_t *)kv->v + at, ld, n,
-                               group, dim, j->scale);
+        j->c->k.attn_tile_bf16(o, max, sum, q, k, v, ld, n, G, dim, j->scale);
+}
+
+/* One tile for all rows of a unit that see it: those that see all of it share one reading. */
+static void one_tile(const attn_job *j, const unit *u, int tile, float *result, const float *q, float *space) {
+    const int seen = u->pos + 1 - tile * OPS_TILE; /* by row 0; one more by each row */
+    const int full = seen >= OPS_TILE ? 0 : OPS_TILE - seen < u->rows ? OPS_TILE - seen : u->rows;
+    for (int row = seen > 0 ? 0 : 1 - seen; row < full; row++)
+        tile_rows(j, u, tile, row, 1, seen + row, result, q, space);
+    if (full < u->rows) tile_rows(j, u, tile, full, u->rows - full, OPS_TILE, result, q, space);
 }
 
 static float *head_out(const attn_job *j, const unit *u, int row, int g) {
     return j->y + ((int64_t)(u->row + row) * j->heads + (int64_t)u->kv_head * j->group + g) * j->kv->dim;
 }
 
-static void merge(const attn_job *j, const unit *u, int row, int g, const float *tile) {
-    const int at = row * j->group + g, dim = j->kv->dim;
-    j->c->k.attn_merge(head_out(j, u, row, g), &u->ml[at], &u->ml[u->rows * j->group + at], tile + g * dim,
-                       tile[j->group * dim + g], tile[j->group * dim + j->group + g], dim);
+static void merge(const attn_job *j, const unit *u, int row, int g, const float *result) {
+    const int at = row * j->group + g, dim = j->kv->dim, all = u->rows * j->group;
+    const float *max = result + (int64_t)all * dim;
+    j->c->k.attn_merge(head_out(j, u, row, g), &u->ml[at], &u->ml[all + at], result + (int64_t)at * dim, max[at],
+                       max[all + at], dim);
 }
 
 static void finish(const attn_job *j, const unit *u, int row, int g) {
@@ -189,28 +195,29 @@ static void finish(const attn_job *j, const unit *u, int row, int g) {
 
 /* Tiles [begin, end) of one unit. */
 static void unit_part(const attn_job *j, unit *u, int begin, int end, float *own) {
-    const int group = j->group;
-    const int64_t size = (int64_t)group * j->kv->dim + 2 * group;
+    const int group = j->group, dim = j->kv->dim;
+    float *q = own + result_floats(j, MAX_BLOCK), *space = q + (int64_t)MAX_BLOCK * group * dim;
+    for (int64_t row = 0; row < u->rows; row++)
+        memcpy(q + row * group * dim, j->q + ((u->row + row) * j->heads + (int64_t)u->kv_head * group) * dim,
+               sizeof *q * (size_t)group * (size_t)dim);
     for (int i = 0; begin == 0 && i < u->rows * group; i++) {
-        memset(head_out(j, u, i / group, i % group), 0, (size_t)j->kv->dim * sizeof(float));
+        memset(head_out(j, u, i / group, i % group), 0, (size_t)dim * sizeof(float));
         u->ml[i] = -INFINITY;
         u->ml[u->rows * group + i] = 0;
     }
-    for (int t = begin; t < end; t++)
-        for (int row = 0; row < u->rows; row++) {
-            if (t >= tiles_of(u->pos + row)) continue;
-            float *tile = begin == 0 ? own : u->stored + ((int64_t)(t - u->split) * u->rows + row) * size;
-            one_tile(j, u, row, t, tile, own + size);
-            for (int g = 0; begin == 0 && g < group; g++) merge(j, u, row, g, tile);
-        }
+    for (int t = begin; t < end; t++) {
+        float *result = begin == 0 ? own : u->stored + (t - u->split) * result_floats(j, u->rows);
+        one_tile(j, u, t, result, q, space);
+        for (int i = 0; begin == 0 && i < u->rows * group; i++)
+            if (t < tiles_of(u->pos + i / group)) merge(j, u, i / group, i % group, result);
+    }
     for (int i = 0; begin == 0 && end == u->tiles && i < u->rows * group; i++) finish(j, u, i / group, i % group);
 }
 
 /* After the barrier: the stored tiles of one head. */
 static void merge_stored(const attn_job *j, const unit *u, int row, int g) {
-    const int64_t size = (int64_t)j->group * j->kv->dim + 2 * j->group;
     for (int t = u->split; t < tiles_of(u->pos + row); t++)
-        merge(j, u, row, g, u->stored + ((int64_t)(t - u->split) * u->rows + row) * size);
+        merge(j, u, row, g, u->stored + (t - u->split) * result_floats(j, u->rows));
     finish(j, u, row, g);
 }
 
@@ -270,7 +277,6 @@ static int make_units(attn_job *j, unit *units, const ops_span *spans, int n_spa
 
 /* Mark what the boundaries cut; returns the floats that stored tiles take. */
 static size_t mark_splits(attn_job *j, int threads) {
-    const size_t size = (size_t)j->group * (size_t)j->kv->dim + 2 * (size_t)j->group;
     size_t total = 0;
     int last = -1;
     j->n_split = 0;
@@ -281,7 +287,7 @@ static size_t mark_splits(attn_job *j, int threads) {
         last = u;
         j->units[u].split = tile;
         j->n_split++;
-        total += (size_t)(j->units[u].tiles - tile) * (size_t)j->units[u].rows * size;
+        total += (size_t)(j->units[u].tiles - tile) * (size_t)result_floats(j, j->units[u].rows);
     }
     return total;
 }
@@ -316,13 +322,12 @@ void cpu_attention(ops *o, float *y, const float *q, const float *qg, const ops_
     size_t ml = 0;
     for (int i = 0; i < j.n_units; i++) ml += 2 * (size_t)j.units[i].rows * (size_t)j.group;
     float *p = work_need(&c->shared, (ml + stored) * sizeof *p);
-    const size_t size = (size_t)j.group * (size_t)kv->dim + 2 * (size_t)j.group;
     for (unit *u = j.units; u < j.units + j.n_units; u++) {
         u->ml = p;
         p += 2 * u->rows * j.group;
         u->stored = p;
-        p += (size_t)(u->tiles - u->split) * (size_t)u->rows * size;
+        p += (u->tiles - u->split) * result_floats(&j, u->rows);
     }
-    cpu_own_need(c, (size + (kv->type == DT_F8_E4M3 ? 2 * (size_t)OPS_TILE * (size_t)kv->dim : 0)) * sizeof(float));
+    cpu_own_need(c, own_floats(&j) * sizeof(float));
     cpu_run(c, attn_part, &j, ns);
 }

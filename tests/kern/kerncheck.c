@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "kern/kern_isa.h"
 #include "num/bf16.h"
+#include "num/fp8.h"
 
 /* ---- random numbers: splitmix64 ---- */
 
@@ -68,7 +69,7 @@ static void *take(testcase *t, size_t bytes) {
 }
 
 /* Element kinds of an operand. The last four bytes of a row of floats are an element like any other. */
-enum { F32, BF16, F16 };
+enum { F32, BF16, F16, E4M3 };
 enum {
     FILL_NORMAL,
     FILL_BITS,
@@ -108,6 +109,10 @@ static float value(int fill) {
 static void fill_operand(void *p, size_t n, int kind, int fill) {
     for (size_t i = 0; i < n; i++) {
         const float f = value(fill);
+        if (kind == E4M3) {
+            ((uint8_t *)p)[i] = fill == FILL_BITS ? (uint8_t)rng() : e4m3_from_f32(f);
+            continue;
+        }
         const uint16_t h = kind == BF16 ? (uint16_t)(fill == FILL_BITS ? rng() : bf16_from_f32(f))
                                         : (uint16_t)(fill == FILL_BITS ? rng() : f16_from_f32(f));
         if (kind == F32)
@@ -117,7 +122,7 @@ static void fill_operand(void *p, size_t n, int kind, int fill) {
     }
 }
 
-static int width(int kind) { return kind == F32 ? 4 : 2; }
+static int width(int kind) { return kind == F32 ? 4 : kind == E4M3 ? 1 : 2; }
 
 static void *input(testcase *t, int64_t n, int kind) {
     operand *o = &t->in[t->n_in++];
@@ -348,6 +353,17 @@ static void attn_bf16_shape(testcase *t, int step) { attn_shape(t, step, BF16); 
 ATTN_CALL(attn_tile_f32, float)
 ATTN_CALL(attn_tile_bf16, uint16_t)
 
+static void attn_fp8_shape(testcase *t, int step) {
+    attn_shape(t, step, E4M3);
+    if (step % 7 == 1) IN(0, float)[below((int)(t->b * t->c))] = 0x1p125f; /* times 256 is too much */
+    if (step % 7 == 2) t->in[1 + below(2)].p[below((int)t->in[1].bytes)] |= 0x7f;
+}
+static void attn_tile_fp8_call(const kern *k, testcase *t) {
+    static float work[KERN_ATTN_WORK(17, 256)];
+    k->attn_tile_fp8(OUT(0, float), OUT(1, float), OUT(2, float), IN(0, float), IN(1, uint8_t), IN(2, uint8_t), t->d,
+                     (int)t->a, (int)t->b, (int)t->c, t->s1, work);
+}
+
 static void merge_shape(testcase *t, int step) {
     t->a = row_length(step);
     t->s1 = value(t->fill);
@@ -389,6 +405,7 @@ static const member members[] = {
     { "gdn_steps", gdn_steps_shape, gdn_steps_call, F32, 90 },
     { "attn_tile_f32", attn_f32_shape, attn_tile_f32_call, F32, 70 },
     { "attn_tile_bf16", attn_bf16_shape, attn_tile_bf16_call, F32, 70 },
+    { "attn_tile_fp8", attn_fp8_shape, attn_tile_fp8_call, F32, 140 },
     { "attn_merge", merge_shape, merge_call, F32, 110 },
     { "scale_div", row1_shape, scale_div_call, F32, 110 },
 };
@@ -554,6 +571,7 @@ static const uint64_t frozen[ARRAY_LEN(members)] = {
     0xee88e4e1c61f2474, /* gdn_steps */
     0xa671dc32cdd0f435, /* attn_tile_f32 */
     0x0e8a473dc5daaed7, /* attn_tile_bf16 */
+    0x25cc603a706b7891, /* attn_tile_fp8 */
     0x1c37320d70ee6e0c, /* attn_merge */
     0x4921c884f8d7e035, /* scale_div */
 };
