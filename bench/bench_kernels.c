@@ -143,7 +143,7 @@ ROW(l2norm, k->l2norm(dst, src, (int)n, 1e-6f, 1.0f))
 ROW(silu_mul, k->silu_mul(dst, src, aux, n))
 ROW(sigmoid_mul, k->sigmoid_mul(dst, src, aux, n))
 ROW(add, k->add(dst, src, n))
-ROW(fma_scale, k->fma_scale(dst, 0.0f, src, n))
+ROW(add_scaled, k->add_scaled(dst, 0.0f, src, n))
 ROW(exp_row, k->exp(dst, src, n))
 ROW(scale_div, k->scale_div(dst, src, 3.0f, n))
 ROW(argmax, sink[0][0] += (uint64_t)k->argmax(src, n))
@@ -199,7 +199,7 @@ static const line lines[] = {
     { "silu_mul", silu_mul, 0, 4096, 0, GELEM, 4096, false },
     { "sigmoid_mul", sigmoid_mul, 0, 4096, 0, GELEM, 4096, false },
     { "add", add, 0, 2048, 0, GELEM, 2048, false },
-    { "fma_scale", fma_scale, 0, 2048, 0, GELEM, 2048, false },
+    { "add_scaled", add_scaled, 0, 2048, 0, GELEM, 2048, false },
     { "exp", exp_row, 0, 4096, 0, GELEM, 4096, false },
     { "scale_div", scale_div, 0, 4096, 0, GELEM, 4096, false },
     { "argmax 248320", argmax, 0, 248320, 0, GELEM, 248320, false },

@@ -46,7 +46,7 @@ typedef struct kern {
     void (*silu_mul)(float *y, const float *g, const float *u, int64_t n);    /* y = silu(g) * u; y may be g or u */
     void (*sigmoid_mul)(float *y, const float *x, const float *g, int64_t n); /* y = x * sigmoid(g); y may be x */
     void (*add)(float *y, const float *x, int64_t n);                         /* y = y + x */
-    void (*fma_scale)(float *y, float a, const float *x, int64_t n);          /* y = fma(a, x, y) */
+    void (*add_scaled)(float *y, float a, const float *x, int64_t n);         /* y = y + fl(a * x) */
     void (*exp)(float *y, const float *x, int64_t n);                         /* num_exp elementwise; y may be x */
     /* Index of the largest, lowest index on ties, NaN below everything; -1 only for n == 0. */
     int64_t (*argmax)(const float *x, int64_t n);

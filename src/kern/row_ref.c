@@ -47,8 +47,8 @@ static void add(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = y[i] + x[i];
 }
 
-static void fma_scale(float *y, float a, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) y[i] = fmaf(a, x[i], y[i]);
+static void add_scaled(float *y, float a, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] = y[i] + a * x[i];
 }
 
 static void exp_row(float *y, const float *x, int64_t n) {
@@ -92,7 +92,7 @@ void KERN_REF(row_init)(kern *k) {
     k->silu_mul = silu_mul;
     k->sigmoid_mul = sigmoid_mul;
     k->add = add;
-    k->fma_scale = fma_scale;
+    k->add_scaled = add_scaled;
     k->exp = exp_row;
     k->scale_div = scale_div;
     k->argmax = argmax;

@@ -207,14 +207,14 @@ struct ops {
      * INCREASING expert index, wt [rows, k] = softmax over the k (max subtracted, sum in descending-logit order). */
     void (*route)(ops *o, int32_t *idx, float *wt, const float *logits, int rows, int n_experts, int k);
     /* y [rows, hidden] = +0, then over the row's experts in increasing index:
-     * y = fma(wt, down(silu(gate x) * up x), y). */
+     * y = y + fl(wt * down(silu(gate x) * up x)). */
     void (*moe)(ops *o, float *y, const float *x, const experts *ex, const int32_t *idx, const float *wt, int rows,
                 int k);
     /* The same op, and hidden [rows, k, inter] receives what each expert's down projection read:
      * hidden[r][j] = silu(gate x[r]) * up x[r] of expert idx[r][j]. y is the same bits as moe's. */
     void (*moe_hidden)(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx,
                        const float *wt, int rows, int k);
-    /* x [rows, n] (residual) += fma(sigmoid(gate[r]), shared[r], routed[r]); gate NULL: plain routed + shared;
+    /* x [rows, n] (residual) += routed[r] + fl(sigmoid(gate[r]) * shared[r]); gate NULL: plain routed + shared;
      * shared NULL: x += routed. */
     void (*moe_combine)(ops *o, float *x, const float *routed, const float *shared, const float *gate, int rows, int n);
 };

@@ -136,7 +136,7 @@ static void down(const moe_job *j, int c0, int c1, float *own) {
             cpu_gemm(j->c, ex->type, own, cols, j->h + (int64_t)p * ex->inter, ex->inter, w, m, cols, ex->inter);
             for (int64_t i = 0; i < m; i++) {
                 const int32_t pair = j->pair[p + i];
-                j->c->k.fma_scale(j->y + (int64_t)(pair / j->k) * n + c0, j->wt[pair], own + i * cols, cols);
+                j->c->k.add_scaled(j->y + (int64_t)(pair / j->k) * n + c0, j->wt[pair], own + i * cols, cols);
             }
         }
     }
@@ -221,7 +221,7 @@ static void combine_part(void *ctx, int thread, int threads) {
             const int64_t len = min_i64(256, stop - i);
             memcpy(t, j->routed + i, (size_t)len * sizeof *t);
             if (j->shared && j->gate)
-                k->fma_scale(t, a, j->shared + i, len);
+                k->add_scaled(t, a, j->shared + i, len);
             else if (j->shared)
                 k->add(t, j->shared + i, len);
             k->add(j->x + i, t, len);

@@ -208,7 +208,7 @@ void packed_down(const moe_job *j, int c0, int c1, float *own) {
                 const int32_t pair = j->pair[p + i];
                 float *s = own + (int64_t)i * width;
                 finish(s, s, cols, q, &j->down_act[p + i]);
-                j->c->k.fma_scale(j->y + (int64_t)(pair / j->k) * ex->hidden + c0, j->wt[pair], s, cols);
+                j->c->k.add_scaled(j->y + (int64_t)(pair / j->k) * ex->hidden + c0, j->wt[pair], s, cols);
             }
         }
     }

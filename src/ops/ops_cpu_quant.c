@@ -102,7 +102,7 @@ static void qmoe_part(void *ctx, int thread, int threads) {
         for (int p = r * j->k; p < (r + 1) * j->k; p++) { /* in increasing expert index */
             const linear_desc down = expert_view(ex, (const void *const *)ex->down, ex->down_q, j->idx[p], true);
             qlinear_rows(own, &down, j->down_act + (size_t)p * act_bytes(inter), (int)begin, (int)end);
-            j->c->k.fma_scale(y, j->wt[p], own, end - begin);
+            j->c->k.add_scaled(y, j->wt[p], own, end - begin);
         }
     }
 }

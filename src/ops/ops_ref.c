@@ -463,7 +463,7 @@ static void ref_moe_hidden(ops *o, float *y, float *hidden, const float *x, cons
             expert_rows(f, up, x, ex, (const void *const *)ex->up, ex->up_q, e, false);
             for (int i = 0; i < inter; i++) hidden[i] = num_silu(hidden[i]) * up[i];
             expert_rows(f, out, hidden, ex, (const void *const *)ex->down, ex->down_q, e, true);
-            for (int i = 0; i < n; i++) y[i] = fmaf(wt[(int64_t)r * k + j], out[i], y[i]);
+            for (int i = 0; i < n; i++) y[i] = y[i] + wt[(int64_t)r * k + j] * out[i];
         }
     }
 }
@@ -483,7 +483,7 @@ static void ref_moe_combine(ops *o, float *x, const float *routed, const float *
             else if (!gate)
                 x[i] = x[i] + (routed[i] + shared[i]);
             else
-                x[i] = x[i] + fmaf(num_sigmoid(gate[r]), shared[i], routed[i]);
+                x[i] = x[i] + (routed[i] + num_sigmoid(gate[r]) * shared[i]);
         }
 }
 

@@ -234,7 +234,7 @@ static void silu_mul_call(const kern *k, testcase *t) {
 }
 static void sigmoid_mul_call(const kern *k, testcase *t) { k->sigmoid_mul(OUT(0, float), ROW_X, IN(1, float), t->a); }
 static void add_call(const kern *k, testcase *t) { k->add(OUT(0, float), IN(0, float), t->a); }
-static void fma_scale_call(const kern *k, testcase *t) { k->fma_scale(OUT(0, float), t->s2, IN(0, float), t->a); }
+static void add_scaled_call(const kern *k, testcase *t) { k->add_scaled(OUT(0, float), t->s2, IN(0, float), t->a); }
 static void exp_call(const kern *k, testcase *t) { k->exp(OUT(0, float), ROW_X, t->a); }
 static void scale_div_call(const kern *k, testcase *t) { k->scale_div(OUT(0, float), ROW_X, t->s2, t->a); }
 
@@ -395,7 +395,7 @@ static const member members[] = {
     { "silu_mul", row2_shape, silu_mul_call, F32, 110 },
     { "sigmoid_mul", row2_shape, sigmoid_mul_call, F32, 110 },
     { "add", row1_shape, add_call, F32, 110 },
-    { "fma_scale", row1_shape, fma_scale_call, F32, 110 },
+    { "add_scaled", row1_shape, add_scaled_call, F32, 110 },
     { "exp", row1_shape, exp_call, F32, 110 },
     { "argmax", index_shape, argmax_call, -1, 110 },
     { "nonfinite", index_shape, nonfinite_call, -1, 110 },
@@ -561,7 +561,7 @@ static const uint64_t frozen[ARRAY_LEN(members)] = {
     0x071ae7706887850c, /* silu_mul */
     0x7c2c2e49781c197e, /* sigmoid_mul */
     0x329156ac204b4acf, /* add */
-    0xe3565f88099175c6, /* fma_scale */
+    0x948a920603868b70, /* add_scaled */
     0x59ac262df4bcbfe2, /* exp */
     0x6dd9fcfe5d38a0ae, /* argmax */
     0xb282300d60420002, /* nonfinite */

@@ -261,44 +261,6 @@ static void run_prompt(engine *g, int i, float *logits) {
     teacher_free(&r);
 }
 
-/* Follow prompt i through the layers beside the oracle's trace (it has one for prompt 0): the first token that leaves it must
- * have had a code within 1e-5 of a rounding boundary in that layer. (Measured: 2.6e-8, less than half a float32 step.) */
-static bool first_flip_is_a_tie(engine *g, int i) {
-    err e = { 0 };
-    teacher_result r;
-    if (i != 0) return false;
-    const int h = g->config.hidden;
-    OK(teacher_run(&r, g, prompts[i], LEN, true, false, &e));
-    int layer = -1, token = -1;
-    for (int l = 1; l < g->config.layers && layer < 0; l++) {
-        char name[64];
-        snprintf(name, sizeof name, "w4a4_kv8.hidden.%d", l);
-        float *ref = oracle_floats(st_find(&want, str_of(name)));
-        for (int t = 0; t < LEN && layer < 0; t++)
-            if (relative_rms(r.hidden + ((int64_t)l * LEN + t) * h, ref + (int64_t)t * h, h) > 1e-6)
-                layer = l - 1, token = t;
-        free(ref);
-    }
-    assert_true(layer >= 0);
-    nearness w;
-    for (int t = 0; t < LEN; t++) w.near[t] = 1;
-    ops *tap, *plain = g->n.o;
-    const ops_span span = { .rows = LEN };
-    OK(ops_tap_open(&tap, plain, on_op, &w, &e));
-    state_reset(&g->st, 0);
-    const pass p = forward_begin(&g->sc, &g->st, prompts[i], NULL, &span, 1);
-    forward_embed(&p);
-    for (int l = 0; l < layer; l++) forward_layer(&p, l);
-    g->n.o = tap;
-    forward_layer(&p, layer);
-    g->n.o = plain;
-    tap->close(tap);
-    teacher_free(&r);
-    print_message("prompt %d leaves the oracle at layer %d, token %d, with a code %.1e from a tie\n", i, layer, token,
-                  w.near[token]);
-    return w.near[token] <= 1e-5;
-}
-
 static void test_w4a4_prompts(void **state) {
     (void)state;
     engine *g = open_export(ACT_AUTO, KV_CACHE_AUTO);
@@ -326,9 +288,8 @@ static void test_w4a4_prompts(void **state) {
         print_message("prompt %d: logit RMS %.2e, worst KL %.1e\n", i, rms, worst);
         if (rms <= 1e-5)
             close++;
-        else if (worst >
-                 1e-2) /* more than the band for a flipped code: then the flip itself must be shown to be a tie */
-            assert_true(first_flip_is_a_tie(g, i) && worst <= 5e-2);
+        else /* a code flipped on the way: the band of the issue for such a prompt */
+            assert_true(worst <= 1e-2);
     }
     assert_true(close >= 4);
     assert_true(same_top * 100 >= PROMPTS * LAST * 97);
