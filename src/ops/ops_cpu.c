@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kern/selftest.h"
 #include "num/bf16.h"
 
 void cpu_run(cpu *c, pool_fn *fn, void *ctx, double ns) {
@@ -181,6 +182,11 @@ bool ops_cpu_open(ops **out, int threads, kern_isa isa, err *e) {
     quant_kern_init(&c->q, isa);
     nv_kern_init(&c->nv, isa);
     screen_kern_init(&c->s, isa);
+    if (!kern_selftest(&c->k, &c->q, &c->nv, e)) {
+        pool_free(c->pool);
+        free(c);
+        return false;
+    }
     c->threads = pool_threads(c->pool);
     /* A hand-out costs about a microsecond while the workers spin; with more threads than CPUs each one is woken. */
     c->dispatch_ns = c->threads == 1 ? INFINITY : c->threads <= pool_cpus() ? 4e3 : 1e5;
