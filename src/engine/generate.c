@@ -4,7 +4,7 @@
  * step appends at the next slot with the previous step's own output; verification runs [known, drafts...] through the
  * trunk as tentative rows, of which the accepted prefix is committed by the next pass. */
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/choose.h"
 
 typedef struct run {
     session *s;
@@ -83,33 +83,12 @@ static bool pick(run *r, int32_t *id, int row, int64_t position, err *e) {
     return sampler_draw(&g->sm, id, &r->opt->sampling, &x, e);
 }
 
-/* The screened head will do: nothing edits the logits, nobody wants to see more of them, and few can be chosen. */
-static bool uses_top(const run *r) {
-    const sampler_params *p = &r->opt->sampling;
-    return r->s->g->n.heads.top && r->opt->logprobs == 0 && !r->s->seen.state && sampler_is_plain(p) &&
-           (sampler_is_greedy(p) || (p->top_k > 0 && p->top_k <= HEAD_MAX_TOP));
-}
-
-/* Put k best entries in order of id, as the sampler's tie rule wants them. Returns how many there are. */
-static int by_id(int32_t *ids, float *logits, int k) {
-    int n = 0;
-    for (int i = 0; i < k && ids[i] >= 0; i++) {
-        const int32_t id = ids[i];
-        const float logit = logits[i];
-        int at = n++;
-        for (; at > 0 && ids[at - 1] > id; at--) ids[at] = ids[at - 1], logits[at] = logits[at - 1];
-        ids[at] = id;
-        logits[at] = logit;
-    }
-    return n;
-}
-
 /* As choose, from the best k of each row: the same ids, since nothing else could be drawn. */
 static bool choose_top(run *r, int32_t *picked, const float *hidden, const int32_t *drafts, int rows, int64_t pos0,
                        err *e) {
     engine *g = r->s->g;
     const sampler_params *p = &r->opt->sampling;
-    const int k = sampler_is_greedy(p) ? 1 : (int)min_i64(p->top_k, g->n.real_vocab);
+    const int k = choose_top_count(g, p);
     int32_t ids[(ENGINE_MAX_DRAFT + 1) * HEAD_MAX_TOP];
     float logits[(ENGINE_MAX_DRAFT + 1) * HEAD_MAX_TOP];
     CHECK(rows <= ENGINE_MAX_DRAFT + 1, "%d rows to choose", rows);
@@ -119,22 +98,9 @@ static bool choose_top(run *r, int32_t *picked, const float *hidden, const int32
         picked[i] = -1;
         if (!real && !r->opt->on_round) continue;
         err unused = { 0 }; /* of a position that is not reached */
-        const int n = by_id(ids + i * k, logits + i * k, k);
-        int32_t at = 0;
-        bool ok = n > 0;
-        if (!ok)
-            ok = fail(real ? e : &unused, ERR_INPUT, "E-ENGINE-NONFINITE",
-                      "position %lld: the hidden state is not finite (`nibble inspect --scan` finds NaN or Inf in the "
-                      "weights)",
-                      (long long)(pos0 + i));
-        else if (k > 1) {
-            const sampler_row x = {
-                .logits = logits + i * k, .n = n, .position = pos0 + i, .generated = r->out->output_tokens + i
-            };
-            ok = sampler_draw(&g->sm, &at, p, &x, real ? e : &unused);
-        }
+        const bool ok = choose_from_top(g, &picked[i], p, ids + i * k, logits + i * k, k, pos0 + i,
+                                        r->out->output_tokens + i, real ? e : &unused);
         if (!ok && real) return false;
-        if (ok) picked[i] = ids[i * k + at];
         if (i < rows - 1) real = real && picked[i] == drafts[i];
     }
     return true;
@@ -145,7 +111,8 @@ static bool choose_top(run *r, int32_t *picked, const float *hidden, const int32
  * (and -1 without one). */
 static bool choose(run *r, int32_t *picked, const float *hidden, const int32_t *drafts, int rows, int64_t pos0,
                    err *e) {
-    if (uses_top(r)) return choose_top(r, picked, hidden, drafts, rows, pos0, e);
+    if (choose_uses_top(r->s->g, &r->opt->sampling, r->opt->logprobs))
+        return choose_top(r, picked, hidden, drafts, rows, pos0, e);
     engine *g = r->s->g;
     const int v = g->n.real_vocab;
     const bool counting = r->s->seen.state != NULL;

@@ -1,4 +1,5 @@
 /* The loop itself: opening, the inbox that other threads fill, the step, the thread. */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,6 +37,9 @@ static bool open_buffers(loop *l, err *e) {
     l->spans = xcalloc(n, sizeof *l->spans);
     l->choice = xcalloc(n, sizeof *l->choice);
     l->ids = xcalloc((size_t)rows, sizeof *l->ids);
+    const size_t top = (size_t)l->g->sc.head_rows * HEAD_MAX_TOP;
+    l->top_ids = xcalloc(top, sizeof *l->top_ids);
+    l->top_logits = xcalloc(top, sizeof *l->top_logits);
     if (!depth_open(&l->model)) return fail(e, ERR_MACHINE, "E-MACHINE-MEMORY", "loop: no memory");
     return device_rows(l, &l->keep, (int64_t)l->slots * LOOP_KEEP_ROWS, e) && device_rows(l, &l->stage, rows, e) &&
            device_rows(l, &l->drafts, l->slots, e);
@@ -126,13 +130,10 @@ loop_stats loop_counted(loop *l) {
 
 /* One pass for everyone who runs. An error here is the device's: it is everyone's. */
 static bool run_pass(loop *l, err *e) {
-    const double t0 = clock_seconds();
     if (!round_draft(l, e)) return false;
     round_trunk(l);
     round_prompts(l);
-    if (!round_choose(l, e)) return false;
-    l->work_seconds = clock_seconds() - t0;
-    return true;
+    return round_choose(l, e);
 }
 
 static void fail_all(loop *l, const err *e) {
@@ -182,9 +183,14 @@ static void *run(void *arg) {
 
 bool loop_start(loop *l, err *e) {
     CHECK(!l->threaded, "the loop has a thread already");
+    sigset_t all, old;
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS); /* as in pool.c: signals belong to the threads that know what to do with them */
     l->stop = false;
-    if (pthread_create(&l->thread, NULL, run, l) != 0)
-        return fail(e, ERR_MACHINE, "E-MACHINE-THREADS", "loop: cannot start a thread");
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    const int rc = pthread_create(&l->thread, NULL, run, l);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (rc != 0) return fail(e, ERR_MACHINE, "E-MACHINE-THREADS", "loop: cannot start a thread");
     l->threaded = true;
     return true;
 }
@@ -214,7 +220,8 @@ void loop_close(loop *l) {
     float *rows[] = { l->keep, l->stage, l->drafts };
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
         if (rows[i]) l->g->o->mem_free(l->g->o, rows[i]);
-    void *own[] = { l->slot_of, l->by_slot, l->active, l->group, l->todo, l->spans, l->choice, l->ids };
+    void *own[] = { l->slot_of, l->by_slot, l->active, l->group,   l->todo,
+                    l->spans,   l->choice,  l->ids,    l->top_ids, l->top_logits };
     for (size_t i = 0; i < ARRAY_LEN(own); i++) free(own[i]);
     depth_close(&l->model);
     pthread_cond_destroy(&l->wake);

@@ -90,6 +90,8 @@ struct loop {
     float *stage;        /* device [scratch rows, H]: inputs of the draft layer, of the head */
     float *drafts;       /* device [slots, H]: what the newest draft of each was made from */
     int32_t *ids;        /* [scratch rows] */
+    int32_t *top_ids;    /* [head rows, HEAD_MAX_TOP] */
+    float *top_logits;   /* of the same */
     int32_t *choice;     /* [slots] */
     ops_span *spans;     /* [slots] */
     seq **group, **todo; /* [slots] */

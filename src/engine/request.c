@@ -145,6 +145,7 @@ bool request_emit(loop *l, seq *s, int32_t id, const float *logits) {
     if (n > 0) logprob = sampler_logprobs(&l->g->sm, top, logprobs, n, logits, l->g->n.real_vocab, id);
     s->tokens[s->n_tokens++] = id;
     if (s->out.output_tokens++ == 0) s->out.prompt_seconds = clock_seconds() - s->r->submitted_at;
+    s->out.out_of_list += !heads_drafts(&l->g->n.heads, id);
     l->counts.output_tokens++;
     if (s->seen.state) history_push(&s->seen, id);
     const bool go_on = q->on_token(q->ctx, s->choice, id, logprob, n > 0 ? top : NULL, n > 0 ? logprobs : NULL);

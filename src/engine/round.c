@@ -1,4 +1,6 @@
 /* What one step computes, for all running choices at once. The alignment of the draft layer is that of generate.c. */
+#include "base/clock.h"
+#include "engine/choose.h"
 #include "engine/loop_impl.h"
 
 static int slot_of(const loop *l, const seq *s) { return l->slot_of[s->slot]; }
@@ -23,6 +25,15 @@ static void keep_rows(loop *l, seq *s, int row0, int rows) {
     copy_rows(l, kept(l, s, first), row_of(l, l->g->sc.hidden, 1 + row0), rows);
 }
 
+/* What the model takes is told apart from what the loop takes. */
+static void timed(loop *l, double since) { l->work_seconds += clock_seconds() - since; }
+
+static void run_mtp(loop *l, int n) {
+    const double t0 = clock_seconds();
+    forward_mtp(&l->g->sc, &l->g->st, l->ids, l->stage, l->spans, n);
+    timed(l, t0);
+}
+
 /* ---- drafts ---- */
 
 /* Would the next round's rows still fit behind those that wait? */
@@ -43,7 +54,7 @@ static void extend(loop *l, int n) {
         rows += count;
         s->mtp_done = s->done;
     }
-    forward_mtp(&g->sc, &g->st, l->ids, l->stage, l->spans, n);
+    run_mtp(l, n);
     for (int i = 0; i < n; i++)
         copy_rows(l, row_of(l, l->drafts, l->group[i]->slot),
                   row_of(l, g->sc.mtp_hidden, l->spans[i].row0 + l->spans[i].rows - 1), 1);
@@ -74,7 +85,11 @@ static bool draft_one(loop *l, int at, bool *more, err *e) {
             l->group[n++] = l->active[i];
         }
     if (n == 0) return *more = false, true;
-    if (!forward_argmax(&g->sc, l->choice, l->stage, n, e)) return false;
+    const double t0 = clock_seconds();
+    for (int i = 0; i < n; i += g->sc.head_rows)
+        if (!forward_draft(&g->sc, l->choice + i, row_of(l, l->stage, i), (int)min_i64(n - i, g->sc.head_rows), e))
+            return false;
+    timed(l, t0);
     for (int i = 0; i < n; i++) {
         seq *s = l->group[i];
         s->draft[at] = l->choice[i];
@@ -86,7 +101,7 @@ static bool draft_one(loop *l, int at, bool *more, err *e) {
     }
     *more = m > 0;
     if (m == 0) return true;
-    forward_mtp(&g->sc, &g->st, l->ids, l->stage, l->spans, m);
+    run_mtp(l, m);
     for (int i = 0; i < m; i++)
         copy_rows(l, row_of(l, l->drafts, l->group[i]->slot), row_of(l, g->sc.mtp_hidden, i), 1);
     return true;
@@ -121,7 +136,9 @@ void round_trunk(loop *l) {
         *(s->phase == SEQ_PROMPT ? &l->counts.prompt_rows : &l->counts.decode_rows) += s->rows;
         rows += s->rows;
     }
+    const double t0 = clock_seconds();
     forward_trunk(&g->sc, &g->st, l->ids, NULL, l->spans, n);
+    timed(l, t0);
 }
 
 /* ---- prompts ---- */
@@ -143,7 +160,7 @@ static void mtp_of_prompts(loop *l) {
         rows += count;
         s->mtp_done = first + count;
     }
-    if (n > 0) forward_mtp(&g->sc, &g->st, l->ids, l->stage, l->spans, n);
+    if (n > 0) run_mtp(l, n);
 }
 
 /* Those who wait for this prompt go on as if they had processed it. */
@@ -188,23 +205,35 @@ static int rows_to_choose(const seq *s) {
     return s->phase == SEQ_PROMPT && s->rows > 0 && s->done == s->n_tokens ? 1 : 0;
 }
 
-static bool pick(const loop *l, seq *s, int32_t *id, float *logits, int64_t position, int ahead) {
+/* What tokens are drawn from: whole rows of logits, or the best of each row. */
+typedef struct drawn_from {
+    float *logits;
+    int32_t *ids; /* NULL: whole rows */
+    int k;        /* entries per row of both */
+} drawn_from;
+
+static bool pick(loop *l, seq *s, int32_t *id, const drawn_from *f, int row, int64_t position) {
+    const int generated = s->out.output_tokens + row;
+    float *logits = f->logits + (int64_t)row * f->k;
+    if (f->ids)
+        return choose_from_top(l->g, id, &s->sampling, f->ids + (int64_t)row * f->k, logits,
+                               choose_top_count(l->g, &s->sampling), position, generated, &s->fault);
     const sampler_row x = { .logits = logits,
-                            .n = l->g->n.real_vocab,
+                            .n = f->k,
                             .position = position,
-                            .generated = s->out.output_tokens + ahead,
+                            .generated = generated,
                             .seen = s->seen.state ? &s->seen : NULL };
     return sampler_draw(&l->g->sm, id, &s->sampling, &x, &s->fault);
 }
 
 /* picked[0..*n): the drafts that plain sampling draws too, and the token behind them. */
-static bool draw(const loop *l, seq *s, int32_t *picked, int *n, float *logits, int rows) {
+static bool draw(loop *l, seq *s, int32_t *picked, int *n, const drawn_from *f, int rows) {
     const int64_t pos0 = s->phase == SEQ_DECODE ? s->done + 1 : s->done;
     int pushed = 0;
     bool ok = true, agree = true;
     for (*n = 0; *n < rows && ok && agree; ++*n) {
         const int i = *n;
-        ok = pick(l, s, &picked[i], logits + (int64_t)i * l->g->n.real_vocab, pos0 + i, i);
+        ok = pick(l, s, &picked[i], f, i, pos0 + i);
         agree = ok && i < rows - 1 && picked[i] == s->draft[i];
         if (agree && s->seen.state) history_push(&s->seen, s->draft[i]), pushed++;
     }
@@ -225,11 +254,11 @@ static void count_round(loop *l, seq *s, int accepted) {
     depth_accepted(&l->model, s->depth, accepted);
 }
 
-/* Draw for one choice from its rows of logits, and hand out what was drawn. */
-static void advance(loop *l, seq *s, float *logits, int rows) {
+/* Draw for one choice from its rows, and hand out what was drawn. */
+static void advance(loop *l, seq *s, const drawn_from *f, int rows) {
     int32_t picked[ENGINE_MAX_DRAFT + 1];
     int n;
-    if (!draw(l, s, picked, &n, logits, rows)) {
+    if (!draw(l, s, picked, &n, f, rows)) {
         request_fail(l, s);
         return;
     }
@@ -242,42 +271,60 @@ static void advance(loop *l, seq *s, float *logits, int rows) {
     }
     s->phase = SEQ_DECODE;
     for (int i = 0; i < n; i++)
-        if (!request_emit(l, s, picked[i], logits + (int64_t)i * l->g->n.real_vocab)) return;
+        if (!request_emit(l, s, picked[i], f->ids ? NULL : f->logits + (int64_t)i * f->k)) return;
     if (s->done >= l->g->st.capacity) request_end(l, s, GEN_CONTEXT);
 }
 
-/* Logits of the hidden states in l->stage for group[0..n), then a token or more for each. The one place that knows how tokens
- * come from hidden states. */
-static bool choose_group(loop *l, int n, int rows, err *e) {
+/* Logits of the hidden states in l->stage for group[0..n), then a token or more for each. `top` best of each row, or whole
+ * rows when 0. */
+static bool choose_group(loop *l, int n, int rows, int top, err *e) {
     engine *g = l->g;
     if (n == 0) return true;
-    forward_real_logits(&g->sc, l->stage, rows);
-    g->o->download(g->o, g->host_logits, g->sc.logits, (size_t)rows * (size_t)g->n.real_vocab * sizeof(float));
-    if (!g->o->sync(g->o, e)) return false;
-    float *logits = g->host_logits;
+    drawn_from f = { .logits = l->top_logits, .ids = l->top_ids, .k = top };
+    const double t0 = clock_seconds();
+    if (top > 0) {
+        if (!forward_top(&g->sc, f.ids, f.logits, l->stage, rows, top, e)) return false;
+    } else {
+        f = (drawn_from){ .logits = g->host_logits, .k = g->n.real_vocab };
+        forward_real_logits(&g->sc, l->stage, rows);
+        g->o->download(g->o, f.logits, g->sc.logits, (size_t)rows * (size_t)f.k * sizeof(float));
+        if (!g->o->sync(g->o, e)) return false;
+    }
     for (int i = 0; i < n; i++) {
         const int m = rows_to_choose(l->group[i]);
-        advance(l, l->group[i], logits, m);
-        logits += (int64_t)m * g->n.real_vocab;
+        advance(l, l->group[i], &f, m);
+        f.logits += (int64_t)m * f.k;
+        if (f.ids) f.ids += (int64_t)m * f.k;
     }
+    timed(l, t0); /* draws and callbacks; what they are wrapped in is next to nothing */
     return true;
 }
 
-bool round_choose(loop *l, err *e) {
+/* Those of todo[0..all) that take the best logits only, or the others. */
+static bool choose_some(loop *l, int all, bool by_top, err *e) {
     engine *g = l->g;
-    int n = 0, rows = 0, all = 0;
-    for (int i = 0; i < l->n_active; i++)
-        if (rows_to_choose(l->active[i]) > 0) l->todo[all++] = l->active[i];
+    int n = 0, rows = 0, top = 0;
     for (int i = 0; i < all; i++) {
         seq *s = l->todo[i];
+        if (!s || choose_uses_top(g, &s->sampling, s->r->q.logprobs) != by_top) continue;
         const int m = rows_to_choose(s);
         if (rows + m > g->sc.head_rows) {
-            if (!choose_group(l, n, rows, e)) return false;
-            n = rows = 0;
+            if (!choose_group(l, n, rows, top, e)) return false;
+            n = rows = top = 0;
         }
         copy_rows(l, row_of(l, l->stage, rows), row_of(l, g->sc.hidden, 1 + s->row0 + s->rows - m), m);
+        l->todo[i] = NULL; /* it may be over, and freed, before the others are looked at */
         l->group[n++] = s;
         rows += m;
+        const int k = by_top ? choose_top_count(g, &s->sampling) : 0;
+        if (k > top) top = k;
     }
-    return choose_group(l, n, rows, e);
+    return choose_group(l, n, rows, top, e);
+}
+
+bool round_choose(loop *l, err *e) {
+    int all = 0;
+    for (int i = 0; i < l->n_active; i++)
+        if (rows_to_choose(l->active[i]) > 0) l->todo[all++] = l->active[i];
+    return choose_some(l, all, true, e) && choose_some(l, all, false, e);
 }

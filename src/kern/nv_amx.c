@@ -21,9 +21,9 @@
 
 enum {
     BLOCK = 16,
-    TILE = 1024,        /* 16 rows x 64 bytes, of inputs, of weights or of sums */
-    SLICE = 8,          /* groups of 64 columns expanded at once: 16 KB of planes */
-    CHUNK = 16,         /* tiles of rows that share an expansion */
+    TILE = 1024,           /* 16 rows x 64 bytes, of inputs, of weights or of sums */
+    SLICE = 8,             /* groups of 64 columns expanded at once: 16 KB of planes */
+    CHUNK = 16,            /* tiles of rows that share an expansion */
     CHUNK_BYTES = 1 << 20, /* and their planes' share of L2 */
     MAX_K = 32768,
     FIT_8 = 255,        /* scales whose products come from one vpmaddubsw */
@@ -41,7 +41,8 @@ typedef struct rows16 {
 static rows16 rows16_at(const void *planes, int Kp) {
     const uint8_t *p = planes;
     const int64_t G = Kp / NV_COLS, head = 64 + (G + 64) / 64 * 64;
-    return (rows16){ .shift = (const int32_t *)planes, .wide = p + 65, .low = p + head, .high = p + head + G * 2 * TILE };
+    return (
+        rows16){ .shift = (const int32_t *)planes, .wide = p + 65, .low = p + head, .high = p + head + G * 2 * TILE };
 }
 
 /* Sums of one tile of 16 rows x 16 outputs, by weight. X: what third digits add, by turns into two tiles. */
@@ -54,15 +55,14 @@ typedef struct work {
     uint8_t low[SLICE][2][TILE];
     uint8_t high[SLICE][TILE];
     sums s[CHUNK];
-    uint8_t zeros[128];       /* by scale code: trailing zeros of the integer */
+    uint8_t zeros[128];         /* by scale code: trailing zeros of the integer */
     uint8_t mul[128], exp[128]; /* by scale code: scale >> shift = mul << exp */
     uint8_t wide[SLICE];
 } work;
 
 /* ---- tiles ---- */
 
-#define TILE_LOAD(reg, p) \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #reg : : "r"(p), "r"((int64_t)64) : "memory")
+#define TILE_LOAD(reg, p) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #reg : : "r"(p), "r"((int64_t)64) : "memory")
 #define TILE_STORE(p, reg) \
     __asm__ volatile("tilestored %%tmm" #reg ", (%0,%1,1)" : : "r"(p), "r"((int64_t)64) : "memory")
 #define TILE_ZERO(reg) __asm__ volatile("tilezero %tmm" #reg)
@@ -111,23 +111,23 @@ INLINE void sums_store(sums *s) {
 }
 
 /* The products of third digits of one group; which of them have any. */
-#define GROUP_WIDE(x2, x3)           \
-    do {                             \
-        if (wa) {                    \
-            TILE_LOAD(5, high);      \
-            TILE_LOAD(6, w);         \
-            TILE_DOT(su, x2, 5, 6);  \
-            TILE_LOAD(7, w + TILE);  \
-            TILE_DOT(ss, x3, 5, 7);  \
-        }                            \
-        if (ww) {                    \
-            TILE_LOAD(6, w2);        \
+#define GROUP_WIDE(x2, x3)                 \
+    do {                                   \
+        if (wa) {                          \
+            TILE_LOAD(5, high);            \
+            TILE_LOAD(6, w);               \
+            TILE_DOT(su, x2, 5, 6);        \
+            TILE_LOAD(7, w + TILE);        \
+            TILE_DOT(ss, x3, 5, 7);        \
+        }                                  \
+        if (ww) {                          \
+            TILE_LOAD(6, w2);              \
             if (wa) TILE_DOT(ss, 4, 5, 6); \
-            TILE_LOAD(5, a);         \
-            TILE_DOT(us, x2, 5, 6);  \
-            TILE_LOAD(7, a + TILE);  \
-            TILE_DOT(ss, x3, 7, 6);  \
-        }                            \
+            TILE_LOAD(5, a);               \
+            TILE_DOT(us, x2, 5, 6);        \
+            TILE_LOAD(7, a + TILE);        \
+            TILE_DOT(ss, x3, 7, 6);        \
+        }                                  \
     } while (0)
 
 static void slice_wide(sums *s, const work *k, const rows16 *r, int g0, int n, bool first) {
@@ -148,8 +148,10 @@ static void slice_wide(sums *s, const work *k, const rows16 *r, int g0, int n, b
         const bool wa = r->wide[g0 + i], ww = k->wide[i];
         const uint8_t *a = r->low + (int64_t)(g0 + i) * 2 * TILE, *high = r->high + (int64_t)(g0 + i) * TILE;
         const uint8_t *w = k->low[i][0], *w2 = k->high[i];
-        if (i & 1) GROUP_WIDE(2, 3);
-        else GROUP_WIDE(0, 1);
+        if (i & 1)
+            GROUP_WIDE(2, 3);
+        else
+            GROUP_WIDE(0, 1);
     }
     TILE_STORE(s->x2[0], 0);
     TILE_STORE(s->x3[0], 1);
@@ -176,7 +178,8 @@ INLINE __m512i table_of(const uint8_t *t, __m512i codes) {
 static plan panel_plan(work *k, const uint8_t *panel, int G) {
     __m512i low = _mm512_set1_epi8(-1), high = _mm512_setzero_si512();
     for (int g = 0; g < G; g++) {
-        const __m512i c = _mm512_and_si512(_mm512_loadu_si512(panel + (int64_t)g * NV_GROUP_BYTES), _mm512_set1_epi8(127));
+        const __m512i c =
+            _mm512_and_si512(_mm512_loadu_si512(panel + (int64_t)g * NV_GROUP_BYTES), _mm512_set1_epi8(127));
         low = _mm512_min_epu8(low, table_of(k->zeros, c));
         high = _mm512_max_epu8(high, c);
     }
@@ -231,7 +234,8 @@ INLINE void expand_four(uint8_t *low, uint8_t *high, __m512i code, __m512i mul, 
 }
 
 INLINE void expand_group(work *k, int i, const uint8_t *w, uint8_t fit, const kind how) {
-    const __m512i twice = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    const __m512i twice =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
     const __m512i nibble = _mm512_set1_epi8(15);
     const __mmask64 even = 0x5555555555555555u;
     const __m512i scales = _mm512_load_si512(w);
@@ -253,8 +257,8 @@ INLINE void expand_group(work *k, int i, const uint8_t *w, uint8_t fit, const ki
         lane = _mm512_add_epi8(lane, _mm512_set1_epi8(16));
     }
     if (how == THREE_DIGITS)
-        k->wide[i] = _mm512_cmpgt_epu8_mask(_mm512_and_si512(scales, _mm512_set1_epi8(127)),
-                                            _mm512_set1_epi8((char)fit)) != 0;
+        k->wide[i] =
+            _mm512_cmpgt_epu8_mask(_mm512_and_si512(scales, _mm512_set1_epi8(127)), _mm512_set1_epi8((char)fit)) != 0;
 }
 
 /* ---- one slice of a panel ---- */
@@ -351,8 +355,7 @@ static void gemm(float *y, int64_t ldy, const uint8_t *panels, int64_t stride, i
         const int rows = M - m < chunk * 16 ? M - m : chunk * 16;
         rows16 r[CHUNK];
         for (int t = 0; t * 16 < rows; t++) r[t] = rows16_at((const uint8_t *)planes + (m / 16 + t) * tile_bytes, Kp);
-        for (int p = 0; p < n; p++)
-            panel_gemm(y + m * ldy + p * NV_ROWS, ldy, k, panels + p * stride, Kp, r, rows);
+        for (int p = 0; p < n; p++) panel_gemm(y + m * ldy + p * NV_ROWS, ldy, k, panels + p * stride, Kp, r, rows);
     }
     tiles_off();
 }
