@@ -161,6 +161,9 @@ ROW(gdn, gdn_heads(k, n, (int)j->M))
 ROW(attn_f32, k->attn_tile_f32(dst, dst + 8192, dst + 8256, src, src + 65536, aux, 512, 64, (int)n, 256, 0.0625f))
 ROW(attn_bf16,
     k->attn_tile_bf16(dst, dst + 8192, dst + 8256, src, weights, weights + 65536, 512, 64, (int)n, 256, 0.0625f))
+static uint8_t codes[2][64 * 512]; /* zeros take the same time */
+ROW(attn_fp8,
+    k->attn_tile_fp8(dst, dst + 8192, dst + 8256, src, codes[0], codes[1], 512, 64, (int)n, 256, 0.0625f, dst + 16384))
 
 enum { GB, GMAC, GELEM };
 typedef struct line {
@@ -213,6 +216,8 @@ static const line lines[] = {
     { "attn_tile_f32 G=1", attn_f32, 0, 1, 0, GMAC, 2.0 * 64 * 256, false },
     { "attn_tile_f32 G=8", attn_f32, 0, 8, 0, GMAC, 2.0 * 64 * 256 * 8, false },
     { "attn_tile_bf16 G=8", attn_bf16, 0, 8, 0, GMAC, 2.0 * 64 * 256 * 8, false },
+    { "attn_tile_fp8 G=8", attn_fp8, 0, 8, 0, GMAC, 2.0 * 64 * 256 * 8, false },
+    { "attn_tile_fp8 G=24", attn_fp8, 0, 24, 0, GMAC, 2.0 * 64 * 256 * 24, false },
     { "attn_merge 256", merge, 0, 256, 0, GELEM, 256, false },
 };
 

@@ -140,10 +140,13 @@ static int tiles_of(int pos) { return pos / OPS_TILE + 1; }
 /* The result of a tile for all rows of a unit: o [rows * group][dim] | max [rows * group] | sum [rows * group]. */
 static int64_t result_floats(const attn_job *j, int rows) { return (int64_t)rows * j->group * (j->kv->dim + 2); }
 
-/* What a thread needs: a result, the queries of a unit next to each other, and the kernel's work space. */
+static int64_t query_floats(const attn_job *j) { return (int64_t)MAX_BLOCK * j->group * j->kv->dim; }
+
+/* What a thread needs: a result, the kernel's work space, and the queries of the units at hand, each unit's next to each
+ * other. */
 static size_t own_floats(const attn_job *j) {
-    const int64_t heads = (int64_t)MAX_BLOCK * j->group;
-    return (size_t)(result_floats(j, MAX_BLOCK) + heads * j->kv->dim + KERN_ATTN_WORK(heads, j->kv->dim));
+    return (size_t)(result_floats(j, MAX_BLOCK) + KERN_ATTN_WORK(MAX_BLOCK * j->group, j->kv->dim) +
+                    j->kv->kv_heads * query_floats(j));
 }
 
 /* n positions of a tile for `rows` rows of a unit from `row` on. q: the unit's queries. */
@@ -193,25 +196,43 @@ static void finish(const attn_job *j, const unit *u, int row, int g) {
     if (j->qg) j->c->k.sigmoid_mul(y, y, j->qg + 2 * (y - j->y) + dim, dim);
 }
 
-/* Tiles [begin, end) of one unit. */
-static void unit_part(const attn_job *j, unit *u, int begin, int end, float *own) {
+/* Before the first tile: the queries, and the running triples of the thread that has tile 0. */
+static void unit_start(const attn_job *j, unit *u, bool first, float *q) {
     const int group = j->group, dim = j->kv->dim;
-    float *q = own + result_floats(j, MAX_BLOCK), *space = q + (int64_t)MAX_BLOCK * group * dim;
     for (int64_t row = 0; row < u->rows; row++)
         memcpy(q + row * group * dim, j->q + ((u->row + row) * j->heads + (int64_t)u->kv_head * group) * dim,
                sizeof *q * (size_t)group * (size_t)dim);
-    for (int i = 0; begin == 0 && i < u->rows * group; i++) {
+    for (int i = 0; first && i < u->rows * group; i++) {
         memset(head_out(j, u, i / group, i % group), 0, (size_t)dim * sizeof(float));
         u->ml[i] = -INFINITY;
         u->ml[u->rows * group + i] = 0;
     }
-    for (int t = begin; t < end; t++) {
-        float *result = begin == 0 ? own : u->stored + (t - u->split) * result_floats(j, u->rows);
-        one_tile(j, u, t, result, q, space);
-        for (int i = 0; begin == 0 && i < u->rows * group; i++)
-            if (t < tiles_of(u->pos + i / group)) merge(j, u, i / group, i % group, result);
-    }
-    for (int i = 0; begin == 0 && end == u->tiles && i < u->rows * group; i++) finish(j, u, i / group, i % group);
+}
+
+/* Tiles [begin, end) of one unit, or of several that are the same rows for other KV heads: tile by tile, since their K and V
+ * stand between each other in memory. */
+static void units_part(const attn_job *j, unit *units, int count, int begin, int end, float *own) {
+    const int group = j->group;
+    const bool first = begin == 0;
+    float *space = own + result_floats(j, MAX_BLOCK), *q = space + KERN_ATTN_WORK(MAX_BLOCK * group, j->kv->dim);
+    for (int i = 0; i < count; i++) unit_start(j, &units[i], first, q + i * query_floats(j));
+    for (int t = begin; t < end; t++)
+        for (int n = 0; n < count; n++) {
+            const unit *u = &units[n];
+            float *result = first ? own : u->stored + (t - u->split) * result_floats(j, u->rows);
+            one_tile(j, u, t, result, q + n * query_floats(j), space);
+            for (int i = 0; first && i < u->rows * group; i++)
+                if (t < tiles_of(u->pos + i / group)) merge(j, u, i / group, i % group, result);
+        }
+    for (int n = 0; n < count && first && end == units->tiles; n++)
+        for (int i = 0; i < units[n].rows * group; i++) finish(j, &units[n], i / group, i % group);
+}
+
+/* How many units from u on, all before `end`, are the same rows. */
+static int same_rows(const attn_job *j, int u, int end) {
+    int n = 1;
+    while (u + n < end && j->units[u + n].row == j->units[u].row) n++;
+    return n;
 }
 
 /* After the barrier: the stored tiles of one head. */
@@ -243,8 +264,10 @@ static void attn_part(void *ctx, int thread, int threads) {
     int u, t, u_end, t_end;
     boundary(j, thread, threads, &u, &t);
     boundary(j, thread + 1, threads, &u_end, &t_end);
-    for (; u < u_end || (u == u_end && t < t_end); u++, t = 0)
-        unit_part(j, &j->units[u], t, u < u_end ? j->units[u].tiles : t_end, own);
+    for (int n; u < u_end || (u == u_end && t < t_end); u += n, t = 0) {
+        n = t == 0 && u < u_end ? same_rows(j, u, u_end) : 1;
+        units_part(j, &j->units[u], n, t, u < u_end ? j->units[u].tiles : t_end, own);
+    }
     if (j->n_split == 0) return;
     cpu_barrier(j->c, threads);
     int64_t count = 0;
@@ -258,8 +281,8 @@ static int make_units(attn_job *j, unit *units, const ops_span *spans, int n_spa
     int n = 0;
     j->cost = 0;
     for (const ops_span *s = spans; s < spans + n_spans; s++)
-        for (int h = 0; h < j->kv->kv_heads; h++)
-            for (int r = 0; r < s->rows; r += block, n++) {
+        for (int r = 0; r < s->rows; r += block)
+            for (int h = 0; h < j->kv->kv_heads; h++, n++) {
                 const int rows = (int)min_i64(block, s->rows - r), tiles = tiles_of(s->pos0 + r + rows - 1);
                 if (units)
                     units[n] = (unit){ .span = s,
