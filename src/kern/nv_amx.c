@@ -167,7 +167,8 @@ typedef enum kind { BYTE_SCALES, TWO_DIGITS, THREE_DIGITS } kind;
 typedef struct plan {
     kind kind;
     int shift;
-    uint8_t fit; /* the largest scale code whose products need no third digit */
+    int64_t next; /* bytes to a panel to fetch meanwhile; 0: none */
+    uint8_t fit;  /* the largest scale code whose products need no third digit */
 } plan;
 
 INLINE __m512i table_of(const uint8_t *t, __m512i codes) {
@@ -264,8 +265,10 @@ INLINE void expand_group(work *k, int i, const uint8_t *w, uint8_t fit, const ki
 /* ---- one slice of a panel ---- */
 
 /* Expand it and multiply the first tile of rows on the way: the two use different parts of the core. */
-INLINE void slice_first(work *k, const uint8_t *w, const uint8_t *a, int n, uint8_t fit, const kind how) {
+INLINE void slice_first(work *k, const uint8_t *w, const uint8_t *a, int n, int64_t next, uint8_t fit, const kind how) {
     for (int i = 0; i < n; i++, w += NV_GROUP_BYTES) {
+        if (next)
+            for (int j = 0; j < NV_GROUP_BYTES; j += 64) _mm_prefetch((const char *)w + next + j, _MM_HINT_T1);
         expand_group(k, i, w, fit, how);
         if (i > 0) group_dot(a + (i - 1) * 2 * TILE, k->low[i - 1][0]);
     }
@@ -280,9 +283,9 @@ static void panel_slice(work *k, const plan *p, const uint8_t *w, const rows16 *
             for (int i = 0; i < n; i++) group_dot(a + i * 2 * TILE, k->low[i][0]);
         } else {
             switch (p->kind) {
-            case BYTE_SCALES: slice_first(k, w, a, n, p->fit, BYTE_SCALES); break;
-            case TWO_DIGITS: slice_first(k, w, a, n, p->fit, TWO_DIGITS); break;
-            default: slice_first(k, w, a, n, p->fit, THREE_DIGITS); break;
+            case BYTE_SCALES: slice_first(k, w, a, n, p->next, p->fit, BYTE_SCALES); break;
+            case TWO_DIGITS: slice_first(k, w, a, n, p->next, p->fit, TWO_DIGITS); break;
+            default: slice_first(k, w, a, n, p->next, p->fit, THREE_DIGITS); break;
             }
         }
         sums_store(&k->s[t]);
@@ -324,9 +327,11 @@ INLINE void outputs(float *y, int64_t ldy, const sums *s, const rows16 *r, int r
 }
 
 /* One panel against the rows of a chunk. */
-static void panel_gemm(float *y, int64_t ldy, work *k, const uint8_t *panel, int Kp, const rows16 *r, int rows) {
+static void panel_gemm(float *y, int64_t ldy, work *k, const uint8_t *panel, int Kp, const rows16 *r, int rows,
+                       int64_t next) {
     const int G = Kp / NV_COLS, tiles = (rows + 15) / 16;
-    const plan p = panel_plan(k, panel, G);
+    plan p = panel_plan(k, panel, G);
+    p.next = next;
     memset(k->wide, 0, sizeof k->wide);
     for (int g = 0; g < G; g += SLICE)
         panel_slice(k, &p, panel + (int64_t)g * NV_GROUP_BYTES, r, tiles, g, G - g < SLICE ? G - g : SLICE);
@@ -355,7 +360,8 @@ static void gemm(float *y, int64_t ldy, const uint8_t *panels, int64_t stride, i
         const int rows = M - m < chunk * 16 ? M - m : chunk * 16;
         rows16 r[CHUNK];
         for (int t = 0; t * 16 < rows; t++) r[t] = rows16_at((const uint8_t *)planes + (m / 16 + t) * tile_bytes, Kp);
-        for (int p = 0; p < n; p++) panel_gemm(y + m * ldy + p * NV_ROWS, ldy, k, panels + p * stride, Kp, r, rows);
+        for (int p = 0; p < n; p++)
+            panel_gemm(y + m * ldy + p * NV_ROWS, ldy, k, panels + p * stride, Kp, r, rows, m == 0 ? stride : 0);
     }
     tiles_off();
 }
