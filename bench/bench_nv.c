@@ -130,8 +130,10 @@ static double now(const bench *b) {
 static double timed(bench *b, pool_fn *fn, bool use_gemm) {
     b->use_gemm = use_gemm;
     const double t0 = now(b);
-    if (b->threads > 1) pool_run(b->pool, fn, b);
-    else fn(b, 0, 1);
+    if (b->threads > 1)
+        pool_run(b->pool, fn, b);
+    else
+        fn(b, 0, 1);
     return now(b) - t0;
 }
 
@@ -147,13 +149,15 @@ static double median(double *v, int n) {
 }
 
 /* amount over median time of a, and of b where there is one; ratio: median of b's time over a's. */
-static void show(bench *b, const char *what, const char *unit, double amount, double *ta, const char *other, double *tb) {
+static void show(bench *b, const char *what, const char *unit, double amount, double *ta, const char *other,
+                 double *tb) {
     double ratio[MAX_RUNS];
     for (int i = 0; i < b->runs; i++) ratio[i] = tb ? tb[i] / ta[i] : 0;
     const double one = median(ta, b->runs), two = tb ? median(tb, b->runs) : 0, r = median(ratio, b->runs);
     const char *isa = kern_isa_name(b->k.isa);
     if (b->json) {
-        printf("%s\n  {\"what\":\"%s\",\"isa\":\"%s\",\"threads\":%d,\"rows\":%d,\"ms\":%.4f,\"rate\":%.3f,\"unit\":\"%s\"",
+        printf("%s\n  "
+               "{\"what\":\"%s\",\"isa\":\"%s\",\"threads\":%d,\"rows\":%d,\"ms\":%.4f,\"rate\":%.3f,\"unit\":\"%s\"",
                b->shown++ ? "," : "", what, isa, b->threads, b->M, one * 1e3, amount / one / 1e9, unit);
         if (tb) printf(",\"%s\":%.3f,\"ratio\":%.3f", other, amount / two / 1e9, r);
         printf("}");
@@ -238,7 +242,11 @@ int main(int argc, char **argv) {
     bool help;
     b.runs = 7;
     const arg_opt opts[] = {
-        { .type = ARG_INT, .name = "threads", .dst = &threads, .hi = MAX_THREADS, .help = "most threads (0: all CPUs)" },
+        { .type = ARG_INT,
+          .name = "threads",
+          .dst = &threads,
+          .hi = MAX_THREADS,
+          .help = "most threads (0: all CPUs)" },
         { .type = ARG_INT, .name = "runs", .dst = &b.runs, .lo = 1, .hi = MAX_RUNS, .help = "runs per figure" },
         { .type = ARG_STR, .name = "isa", .dst = &isa, .help = "this level only: avx2 avx512 amx neon" },
         { .type = ARG_STR, .name = "only", .dst = &only, .help = "few | many | experts" },
