@@ -38,7 +38,12 @@ static void finish(float *y, const float *s, int n, const linear_quant *q, const
 
 /* ---- y = x W^T ---- */
 
-enum { ROWS_AT_ONCE = 64 };
+enum {
+    ROWS_AT_ONCE = 64,
+    PANELS = 16,       /* outputs that wait for their factor */
+    GEMM_ROWS = 8,     /* from here on planes pay */
+    GEMM_AT_ONCE = 256 /* rows that share an expansion of the weights */
+};
 
 typedef struct packed_job {
     cpu *c;
@@ -48,7 +53,20 @@ typedef struct packed_job {
     const linear *w;
     int rows;
     nv_act *acts;
+    char *planes; /* NULL: dot */
 } packed_job;
+
+/* Rows [begin, end), begin a multiple of 16, and their planes where they are used. */
+static void packed_inputs_made(const packed_job *j, int64_t begin, int64_t end) {
+    const int K = j->w->cols, Kp = nv_padded(K);
+    for (int64_t r = begin; r < end; r++) make_act(j->c, &j->acts[r], j->x + r * j->ldx, K, &j->w->q);
+    for (int64_t r = begin; r < end && j->planes; r += 16) {
+        const nv_act *rows[16];
+        const int n = (int)min_i64(16, end - r);
+        for (int i = 0; i < n; i++) rows[i] = &j->acts[r + i];
+        j->c->nv.planes(j->planes + r / 16 * nv_tile_bytes(Kp), rows, n, Kp);
+    }
+}
 
 static void packed_part(void *ctx, int thread, int threads) {
     const packed_job *j = ctx;
@@ -56,18 +74,24 @@ static void packed_part(void *ctx, int thread, int threads) {
     const int K = w->cols;
     const int64_t stride = nv_panel_bytes(K);
     int64_t begin, end;
-    pool_share(j->rows, 1, thread, threads, &begin, &end);
-    for (int64_t r = begin; r < end; r++) make_act(j->c, &j->acts[r], j->x + r * j->ldx, K, &w->q);
+    pool_share(j->rows, j->planes ? 16 : 1, thread, threads, &begin, &end);
+    packed_inputs_made(j, begin, end);
     cpu_barrier(j->c, threads);
     pool_share(nv_panels(w->rows), 1, thread, threads, &begin, &end);
     float *own = cpu_own(j->c, thread);
-    enum { PANELS = 16 }; /* outputs that wait for their factor */
+    const int at_once = j->planes ? GEMM_AT_ONCE : ROWS_AT_ONCE;
+    float *space = own + GEMM_AT_ONCE * PANELS * NV_ROWS;
     for (int64_t p = begin; p < end; p += PANELS) {
         const int n = (int)min_i64(PANELS, end - p);
         const int cols = (int)min_i64(n * NV_ROWS, w->rows - p * NV_ROWS);
-        for (int r = 0; r < j->rows; r += ROWS_AT_ONCE) {
-            const int m = (int)min_i64(ROWS_AT_ONCE, j->rows - r);
-            sums(j->c, own, n * NV_ROWS, w->packed + p * stride, stride, n, K, j->acts + r, m, w->q.act);
+        for (int r = 0; r < j->rows; r += at_once) {
+            const int m = (int)min_i64(at_once, j->rows - r);
+            const uint8_t *panels = w->packed + p * stride;
+            if (j->planes)
+                j->c->nv.gemm(own, n * NV_ROWS, panels, stride, n, nv_padded(K),
+                              j->planes + r / 16 * nv_tile_bytes(nv_padded(K)), m, space);
+            else
+                sums(j->c, own, n * NV_ROWS, panels, stride, n, K, j->acts + r, m, w->q.act);
             for (int i = 0; i < m; i++)
                 finish(j->y + (r + i) * j->ldy + p * NV_ROWS, own + (int64_t)i * n * NV_ROWS, cols, &w->q,
                        &j->acts[r + i]);
@@ -90,8 +114,14 @@ static size_t acts_bytes(size_t count, int K) {
 void cpu_packed_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows) {
     packed_job j = { .c = o->self, .y = y, .x = x, .ldy = ldy, .ldx = ldx, .w = w, .rows = rows };
     if (rows <= 0) return;
-    j.acts = acts_at(work_need(&j.c->shared, acts_bytes((size_t)rows, w->cols)), rows, w->cols);
-    cpu_own_need(j.c, ROWS_AT_ONCE * 16 * NV_ROWS * sizeof(float));
+    const bool many = rows >= GEMM_ROWS && j.c->nv.gemm && w->q.act != LINEAR_ACT_FLOAT && w->cols <= 32768;
+    const size_t acts = (acts_bytes((size_t)rows, w->cols) + 63) & ~(size_t)63;
+    const size_t planes = many ? (size_t)(rows + 15) / 16 * (size_t)nv_tile_bytes(nv_padded(w->cols)) : 0;
+    char *mem = work_need(&j.c->shared, acts + planes);
+    j.acts = acts_at(mem, rows, w->cols);
+    j.planes = many ? mem + acts : NULL;
+    const size_t sums_bytes = (many ? GEMM_AT_ONCE : ROWS_AT_ONCE) * PANELS * NV_ROWS * sizeof(float);
+    cpu_own_need(j.c, sums_bytes + (many ? j.c->nv.gemm_bytes : 0));
     cpu_run(j.c, packed_part, &j, 0.03 * w->rows * w->cols * (1 + 0.5 * rows));
 }
 
