@@ -38,6 +38,6 @@ void packed_down(const moe_job *j, int c0, int c1, float *own);
 /* Bytes for the inputs, and their layout in `mem`; bytes of each thread's work memory. */
 size_t packed_act_bytes(const moe_job *j);
 void packed_act_layout(moe_job *j, char *mem);
-size_t packed_own_bytes(const experts *ex);
+size_t packed_own_bytes(const cpu *c, const experts *ex);
 
 #endif

@@ -21,6 +21,19 @@ static void make_act(const cpu *c, nv_act *a, const float *x, int K, const linea
     }
 }
 
+/* The same through planes made on the spot; `space` holds them and gemm's own. */
+static void sums_by_planes(const cpu *c, float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int Kp,
+                           const nv_act *a, int M, char *space) {
+    const int64_t tile = nv_tile_bytes(Kp);
+    for (int m = 0; m < M; m += 16) {
+        const nv_act *rows[16];
+        const int count = M - m < 16 ? M - m : 16;
+        for (int i = 0; i < count; i++) rows[i] = &a[m + i];
+        c->nv.planes(space + m / 16 * tile, rows, count, Kp);
+    }
+    c->nv.gemm(y, ldy, panels, stride, n, Kp, space, M, space + (M + 15) / 16 * tile);
+}
+
 /* Sums of panels [0, n) for M rows -> y, [M] rows of n * 16. */
 static void sums(const cpu *c, float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int K,
                  const nv_act *a, int M, linear_act act) {
@@ -127,7 +140,16 @@ void cpu_packed_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ld
 
 /* ---- experts ---- */
 
-enum { PAIRS_AT_ONCE = 32 };
+enum { PAIRS_AT_ONCE = 32, EXPERT_GEMM_K = 8192 };
+
+/* Planes are made again for every share of an expert's outputs: they pay for a few panels and more. */
+static void expert_sums(const cpu *c, float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int K,
+                        const nv_act *a, int M, linear_act act, char *space) {
+    if (c->nv.gemm && act != LINEAR_ACT_FLOAT && M >= GEMM_ROWS && n >= 4 && K <= EXPERT_GEMM_K)
+        sums_by_planes(c, y, ldy, panels, stride, n, nv_padded(K), a, M, space);
+    else
+        sums(c, y, ldy, panels, stride, n, K, a, M, act);
+}
 
 int packed_inputs(const moe_job *j) { return j->ex->same_in ? j->rows : j->rows * j->k; }
 
@@ -148,10 +170,17 @@ void packed_act_layout(moe_job *j, char *mem) {
     j->down_act = acts_at(mem, j->rows * j->k, j->ex->inter);
 }
 
-size_t packed_own_bytes(const experts *ex) {
+/* Of one thread: sums, gathered rows, then space for planes and gemm. */
+static size_t sums_bytes(const experts *ex) {
     const int wide =
         nv_panels(ex->inter) * 2 > nv_panels(ex->hidden) ? nv_panels(ex->inter) * 2 : nv_panels(ex->hidden);
-    return PAIRS_AT_ONCE * ((size_t)wide * NV_ROWS * sizeof(float) + sizeof(nv_act));
+    return (PAIRS_AT_ONCE * ((size_t)wide * NV_ROWS * sizeof(float) + sizeof(nv_act)) + 63) & ~(size_t)63;
+}
+
+size_t packed_own_bytes(const cpu *c, const experts *ex) {
+    const int K = ex->hidden > ex->inter ? ex->hidden : ex->inter;
+    if (!c->nv.gemm || K > EXPERT_GEMM_K) return sums_bytes(ex);
+    return sums_bytes(ex) + PAIRS_AT_ONCE / 16 * (size_t)nv_tile_bytes(nv_padded(K)) + c->nv.gemm_bytes;
 }
 
 /* The expert of the pair that stands at `at` in the order of experts. */
@@ -200,7 +229,8 @@ void packed_gate_up(const moe_job *j, const group *g, int i0, int i1, float *own
         if (ex->same_in) { /* one stream over gate and up */
             for (int i = 0; i < m; i++) acts[i] = j->gate_act[j->pair[p + i] / j->k];
             ga = ua = acts;
-            sums(j->c, own, width, panels, stride, 2 * n, ex->hidden, acts, m, gate_q->act);
+            expert_sums(j->c, own, width, panels, stride, 2 * n, ex->hidden, acts, m, gate_q->act,
+                        (char *)own + sums_bytes(ex));
         } else {
             for (int q = 0; q < n; q++) {
                 sums(j->c, own + q * 32, width, panels + q * 2 * stride, stride, 1, ex->hidden, ga, m, gate_q->act);
@@ -233,7 +263,8 @@ void packed_down(const moe_job *j, int c0, int c1, float *own) {
         const linear_quant *q = &ex->down_q[g->expert];
         for (int p = g->begin; p < g->end; p += PAIRS_AT_ONCE) {
             const int m = (int)min_i64(PAIRS_AT_ONCE, g->end - p);
-            sums(j->c, own, width, panels, stride, n, ex->inter, &j->down_act[p], m, q->act);
+            expert_sums(j->c, own, width, panels, stride, n, ex->inter, &j->down_act[p], m, q->act,
+                        (char *)own + sums_bytes(ex));
             for (int i = 0; i < m; i++) {
                 const int32_t pair = j->pair[p + i];
                 float *s = own + (int64_t)i * width;
