@@ -4,17 +4,17 @@
 # Stages (docs/TESTING.md), in the order of a full run; quick is the first six:
 #   gcc      build everything with gcc -Werror                   clang    the same with clang
 #   lint     make lint                                           unit     C tests, fuzz corpora, command-line cases
-#   san      the C tests under AddressSanitizer and UBSan        py       Python tier: differential and end-to-end tests
+#   san      the C tests under AddressSanitizer and UBSan        py       Python tier; quick leaves out what is marked slow
 #   tsan     threaded tests under ThreadSanitizer                arm      aarch64 build, tests under qemu-user
 # Environment: JOBS (compiler processes, default: CPUs), TEST_JOBS (test programs at a time, default: CPUs).
 set -u
 cd "$(dirname "$0")/.." || exit 4
 quick="gcc clang lint unit san py" all="$quick tsan arm"
 [ "$(uname -m)" = x86_64 ] || all="$quick tsan"
-stages=()
+stages=() slow=''
 for a in "${@:-full}"; do
   case $a in
-  quick) read -ra s <<< "$quick"; stages+=("${s[@]}") ;;
+  quick) slow='not slow'; read -ra s <<< "$quick"; stages+=("${s[@]}") ;;
   full) read -ra s <<< "$all"; stages+=("${s[@]}") ;;
   -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
   *) case " $all " in *" $a "*) stages+=("$a") ;; *) echo "test: unknown stage '$a' (quick, full, or any of: $all)" >&2; exit 2 ;; esac ;;
@@ -55,7 +55,7 @@ run_san() { TEST_TIMEOUT=600 make -j"$jobs" WERROR=1 CC=gcc SAN=address,undefine
 run_py() {
   [ -n "$(ls tests/e2e/test_*.py tests/diff/test_*.py 2> /dev/null)" ] || return 0
   make -j"$jobs" WERROR=1 CC=gcc all || return 1
-  NIBBLE=$PWD/build/$(uname -m)-gcc/nibble .venv/bin/python -m pytest -q -p no:cacheprovider tests/e2e tests/diff
+  NIBBLE=$PWD/build/$(uname -m)-gcc/nibble .venv/bin/python -m pytest -q -p no:cacheprovider -n "$TEST_JOBS" -m "$slow" --durations=10 --durations-min=2 tests/e2e tests/diff
 }
 # Kernels with more bits of address randomisation than the runtime expects break it at start: then without.
 run_tsan() {
