@@ -64,7 +64,10 @@ INLINE void half_rows(float *y, int64_t ldy, const uint8_t *w, int Kp, const nv_
         int64_t sums[2][4];
         _mm256_storeu_si256((__m256i *)(void *)sums[0], even[m]);
         _mm256_storeu_si256((__m256i *)(void *)sums[1], odd[m]);
-        for (int r = 0; r < HALF; r++) y[m * ldy + h * HALF + r] = (float)sums[r % 2][r / 2];
+        for (int r = 0; r < HALF; r++) {
+            const int64_t sum = sums[r % 2][r / 2];
+            y[m * ldy + h * HALF + r] = (float)sum;
+        }
     }
 }
 

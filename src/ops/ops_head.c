@@ -40,7 +40,8 @@ static float round_up(double x) {
 
 /* Relative rounding error of dot32 over K elements: K / 32 fmas of a lane, then 5 additions. */
 static double dot32_gamma(int K) {
-    const double n = (K + 31) / 32 + 5, u = 0x1p-24;
+    const int steps = (K + 31) / 32 + 5;
+    const double n = steps, u = 0x1p-24;
     return n * u / (1 - n * u);
 }
 

@@ -48,7 +48,8 @@ static bool add_text(reader *r, str text, bool split, err *e) {
  * itself says so. The request with that said, in `mem`. */
 static const json *complete_request(arena *mem, const json *v) {
     const json *messages = json_get(v, "messages");
-    const json *role = messages->n ? json_get(&messages->u.items[messages->n - 1], "role") : NULL;
+    if (messages->n == 0) return v;
+    const json *role = json_get(&messages->u.items[messages->n - 1], "role");
     if (!json_is(role, JSON_STRING) || !str_eq(json_str(role), STR("assistant")) ||
         json_get(v, "add_generation_prompt"))
         return v;
