@@ -40,7 +40,7 @@ volatile const int *cmd_interrupt_all(void);
 typedef struct cmd_sampling {
     double temperature, top_p, min_p, presence, frequency, repetition;
     int top_k, spec, max_tokens, min_tokens, ctx, kv, act, think, head;
-    int64_t seed;
+    int64_t seed, memory;
     const char *system, *draft_head;
     arg_strings stops, bias, stop_ids; /* as given */
     bool has_temperature, has_top_p, has_min_p, has_top_k, has_spec, has_seed, ignore_eos;
@@ -48,7 +48,7 @@ typedef struct cmd_sampling {
     sampler_bias *bias_values; /* what cmd_sampler made of bias and stop_ids */
     int32_t *stop_values;
 } cmd_sampling;
-enum { CMD_SAMPLING_OPTIONS = 25 };
+enum { CMD_SAMPLING_OPTIONS = 26 };
 /* Fill opts[CMD_SAMPLING_OPTIONS] for `s` and set s to its defaults. */
 void cmd_sampling_options(arg_opt *opts, cmd_sampling *s);
 /* Merge with the checkpoint's defaults; draws a seed when none is given. *out borrows from s until cmd_sampling_free; its

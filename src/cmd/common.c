@@ -283,6 +283,14 @@ void cmd_sampling_options(arg_opt *o, cmd_sampling *s) {
           .dst = &s->draft_head,
           .none = "65536 of a large vocabulary",
           .help = "drafts come from an NVFP4 copy of the first N rows (and the last 512) of the head" },
+        { .type = ARG_BYTES,
+          .name = "memory",
+          .meta = "BYTES",
+          .dst = &s->memory,
+          .lo = 1,
+          .hi = INT64_MAX,
+          .none = "what is available",
+          .help = "refuse to start when weights and caches need more" },
         { .type = ARG_SET,
           .name = "think",
           .dst = &s->think,
@@ -390,6 +398,11 @@ bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool 
                                .kv = (kv_mode)s->kv,
                                .act = (act_mode)s->act,
                                .heads = { .mode = (head_mode)s->head, .draft_rows = (int)rows },
+                               .memory_bytes = s->memory,
                                .need_text = need_text };
-    return engine_open(out, dir, &o, e);
+    if (!engine_open(out, dir, &o, e)) return false;
+    char plan[400];
+    memory_plan_text(plan, sizeof plan, &(*out)->plan);
+    if (log_level() > 1) log_say("N-ENGINE-MEMORY", "%s: %s", dir, plan);
+    return true;
 }

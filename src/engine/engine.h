@@ -8,6 +8,7 @@
 #define NIBBLE_ENGINE_H
 
 #include "engine/forward.h"
+#include "engine/memory.h"
 #include "engine/sampler.h"
 #include "text/template.h"
 #include "text/tokenizer.h"
@@ -25,8 +26,9 @@ typedef struct engine_options {
     kv_mode kv;   /* KV cache */
     act_mode act; /* inputs of quantized Linears */
     heads_options heads;
-    bool need_text; /* tokenizer and template must be there; otherwise they are loaded when present */
-    bool no_text;   /* do not look for them: every vocabulary row counts as real */
+    int64_t memory_bytes; /* refuse to plan for more; 0 = what is available */
+    bool need_text;       /* tokenizer and template must be there; otherwise they are loaded when present */
+    bool no_text;         /* do not look for them: every vocabulary row counts as real */
 } engine_options;
 
 typedef struct engine {
@@ -44,6 +46,7 @@ typedef struct engine {
     dtype kv_type;      /* of the trunk's caches */
     float *host_logits; /* [scratch head_rows, real_vocab] */
     uint8_t *slot_used; /* [slots] */
+    memory_plan plan;
 } engine;
 
 /* Errors: those of ckpt, config, weights, tokenizer, template, ops; E-MACHINE-MEMORY. */

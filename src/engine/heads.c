@@ -77,17 +77,32 @@ static bool all_finite(const wmat *m, int rows) {
     return true;
 }
 
-bool heads_open(net_heads *h, ops *o, const linear *head, const wmat *m, int vocab, const heads_options *opt, err *e) {
-    *h = (net_heads){ .o = o, .vocab = vocab };
-    const bool plain = m->q.format == WF_PLAIN;
+static bool wants_screen(const wmat *m, int vocab, const heads_options *opt) {
     const bool large = (int64_t)vocab * m->cols * (m->type == DT_F32 ? 4 : 2) >= SCREEN_FROM_BYTES;
-    /* A head with NaN or Inf is read in full: its logits must be seen to be refused. */
-    if (plain && all_finite(m, vocab) && (opt->mode == HEAD_SCREENED || (opt->mode == HEAD_AUTO && large)) &&
-        !o->head_new(o, &h->top, head, vocab, true, e))
-        return false;
+    return m->q.format == WF_PLAIN && (opt->mode == HEAD_SCREENED || (opt->mode == HEAD_AUTO && large));
+}
+
+/* The first ids that get a row; 0: no draft head. */
+static int wants_draft(const wmat *m, int vocab, const heads_options *opt) {
     int want = opt->draft_rows;
     if (want == DRAFT_HEAD_AUTO) want = vocab > 2 * AUTO_ROWS ? AUTO_ROWS : DRAFT_HEAD_FULL;
-    if (want == DRAFT_HEAD_FULL || !plain || m->cols % 16 || want + DRAFT_HEAD_LAST >= vocab) return true;
+    return want == DRAFT_HEAD_FULL || m->q.format != WF_PLAIN || m->cols % 16 || want + DRAFT_HEAD_LAST >= vocab ? 0
+                                                                                                                 : want;
+}
+
+void heads_bytes(int64_t *screen, int64_t *draft, const wmat *m, int vocab, const heads_options *opt) {
+    const int rows = wants_draft(m, vocab, opt);
+    *screen = wants_screen(m, vocab, opt) ? (int64_t)vocab * ((m->cols + 63) / 64 * 64 + 16) : 0;
+    *draft = rows ? (int64_t)(rows + DRAFT_HEAD_LAST) * m->cols / 16 * 9 : 0;
+}
+
+bool heads_open(net_heads *h, ops *o, const linear *head, const wmat *m, int vocab, const heads_options *opt, err *e) {
+    *h = (net_heads){ .o = o, .vocab = vocab };
+    /* A head with NaN or Inf is read in full: its logits must be seen to be refused. */
+    if (wants_screen(m, vocab, opt) && all_finite(m, vocab) && !o->head_new(o, &h->top, head, vocab, true, e))
+        return false;
+    const int want = wants_draft(m, vocab, opt);
+    if (want == 0) return true;
     h->draft_first = want;
     h->draft_rows = want + DRAFT_HEAD_LAST;
     return draft_open(h, m, e);

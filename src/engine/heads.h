@@ -31,6 +31,8 @@ typedef struct net_heads {
 /* `head` is the prepared full head, `m` its tensor. Errors: E-MACHINE-MEMORY. */
 NODISCARD bool heads_open(net_heads *h, ops *o, const linear *head, const wmat *m, int vocab, const heads_options *opt,
                           err *e);
+/* What heads_open will allocate for them. */
+void heads_bytes(int64_t *screen, int64_t *draft, const wmat *m, int vocab, const heads_options *opt);
 void heads_close(net_heads *h);
 size_t heads_draft_bytes(const net_heads *h);
 /* The id behind row i of the draft head, and whether an id has a row. */

@@ -1,0 +1,93 @@
+#include "engine/memory.h"
+
+#include <stdio.h>
+
+#include "engine/state.h"
+#include "kern/nv.h"
+
+static void add_mat(memory_plan *p, const wmat *m) {
+    if (!m->data) return;
+    if (m->q.format == WF_NVFP4)
+        p->packed_bytes += nv_panels(m->rows) * nv_panel_bytes(m->cols);
+    else
+        p->mapped_bytes += (int64_t)m->rows * m->cols * dtype_bytes(m->type);
+}
+
+static void add_experts(memory_plan *p, const wexperts *x) {
+    if (x->count > 0 && x->gate_q && x->gate_q[0].format == WF_NVFP4)
+        p->packed_bytes += x->count * (2 * nv_panels(x->inter) * nv_panel_bytes(x->hidden) +
+                                       nv_panels(x->hidden) * nv_panel_bytes(x->inter));
+    else
+        p->mapped_bytes += (int64_t)x->count * 3 * x->inter * x->hidden * dtype_bytes(x->type);
+}
+
+static void add_layer(memory_plan *p, const wlayer *l) {
+    const wmat *mats[] = {
+        &l->in_qkv, &l->in_z, &l->in_b,       &l->in_a,     &l->gdn_out, &l->q,        &l->k,
+        &l->v,      &l->o,    &l->ffn.router, &l->ffn.gate, &l->ffn.up,  &l->ffn.down, &l->ffn.shared_gate_in
+    };
+    for (size_t i = 0; i < ARRAY_LEN(mats); i++) add_mat(p, mats[i]);
+    add_experts(p, &l->ffn.experts);
+}
+
+/* The smallest "now - used" of the control groups we can see, v2. */
+static int64_t group_left(void) {
+    int64_t max = 0, used = 0;
+    FILE *f = fopen("/sys/fs/cgroup/memory.max", "r");
+    const bool limited = f && fscanf(f, "%lld", (long long *)&max) == 1; /* "max" is no number */
+    if (f) fclose(f);
+    if (!limited) return INT64_MAX;
+    f = fopen("/sys/fs/cgroup/memory.current", "r");
+    if (f && fscanf(f, "%lld", (long long *)&used) != 1) used = 0;
+    if (f) fclose(f);
+    return max > used ? max - used : 0;
+}
+
+static int64_t machine_left(void) {
+    char line[256];
+    long long kb = -1;
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f && kb < 0 && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %lld kB", &kb) != 1) kb = -1;
+    if (f) fclose(f);
+    const int64_t machine = kb < 0 ? INT64_MAX : (int64_t)kb * 1024, group = group_left();
+    return machine < group ? machine : group;
+}
+
+void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, const heads_options *heads, int slots,
+                      int capacity, dtype kv_type, int rows) {
+    *p = (memory_plan){ 0 };
+    add_mat(p, &w->embed);
+    if (w->head.data != w->embed.data) add_mat(p, &w->head);
+    for (int i = 0; i < c->layers; i++) add_layer(p, &w->layers[i]);
+    if (w->mtp.present) {
+        add_mat(p, &w->mtp.fc);
+        add_layer(p, &w->mtp.layer);
+    }
+    heads_bytes(&p->screen_bytes, &p->draft_bytes, &w->head, c->vocab, heads);
+    p->state_bytes = slots * state_slot_bytes(c, capacity, kv_type, w->mtp.present);
+    const int64_t wide =
+        c->heads * c->head_dim * 2 + c->hidden * 8 + config_conv_dim(c) * 4 + c->topk * (c->inter + c->hidden) * 4;
+    p->work_bytes = rows * wide * 4 + (int64_t)c->vocab * 8 * 8;
+    p->total_bytes = p->packed_bytes + p->screen_bytes + p->draft_bytes + p->state_bytes + p->work_bytes;
+    p->available_bytes = machine_left();
+}
+
+static double gb(int64_t bytes) { return (double)bytes / 1e9; }
+
+void memory_plan_text(char *out, size_t bytes, const memory_plan *p) {
+    snprintf(out, bytes,
+             "%.2f GB: packed weights %.2f, screened head %.2f, draft head %.2f, sequences %.2f, work %.2f; %.2f GB of "
+             "weights in place from the page cache",
+             gb(p->total_bytes), gb(p->packed_bytes), gb(p->screen_bytes), gb(p->draft_bytes), gb(p->state_bytes),
+             gb(p->work_bytes), gb(p->mapped_bytes));
+}
+
+bool memory_plan_check(const memory_plan *p, int64_t limit_bytes, err *e) {
+    const int64_t limit = limit_bytes > 0 ? limit_bytes : p->available_bytes;
+    if (p->total_bytes <= limit) return true;
+    char text[400];
+    memory_plan_text(text, sizeof text, p);
+    return fail(e, ERR_MACHINE, "E-MACHINE-PLAN", "%s has %.2f GB, the engine needs %s (lower --ctx, or use --kv fp8)",
+                limit_bytes > 0 ? "--memory" : "the machine", gb(limit), text);
+}

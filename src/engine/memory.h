@@ -1,0 +1,29 @@
+/* memory.h - what an engine is about to hold, computed before anything is allocated, and the refusal when it is too much.
+ *
+ * Swapping is worse than an error: an engine that does not fit is refused with the part that is largest. */
+#ifndef NIBBLE_MEMORY_H
+#define NIBBLE_MEMORY_H
+
+#include "engine/heads.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+typedef struct memory_plan {
+    int64_t packed_bytes; /* NVFP4 weights, repacked */
+    int64_t
+        mapped_bytes; /* weights used in place: page cache, which the kernel may drop and read again; not in total */
+    int64_t screen_bytes, draft_bytes;
+    int64_t state_bytes; /* KV, GDN state, conv windows of all sequences, full contexts */
+    int64_t work_bytes;  /* activations of one pass, logits */
+    int64_t total_bytes;
+    int64_t available_bytes; /* MemAvailable, or what the control group leaves of it; INT64_MAX when unknown */
+} memory_plan;
+
+void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, const heads_options *heads, int slots,
+                      int capacity, dtype kv_type, int rows);
+/* limit_bytes 0: what is available. Error: E-MACHINE-PLAN (what is needed, what there is, what to lower). */
+NODISCARD bool memory_plan_check(const memory_plan *p, int64_t limit_bytes, err *e);
+/* One line: "4.6 GB weights + ..." */
+void memory_plan_text(char *out, size_t bytes, const memory_plan *p);
+
+#endif
