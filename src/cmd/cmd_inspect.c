@@ -176,6 +176,18 @@ static void j_mtp_kv(buf *b, const report *r) {
     buf_puts(b, "}}");
 }
 
+/* Where the scales came from, as the export itself records it (quant/configs.h). */
+static const json *provenance_of(const report *r) { return json_get(r->files.hf_quant, "nibble"); }
+
+static void j_provenance(buf *b, const report *r) {
+    const json *p = provenance_of(r);
+    j_key(b, "provenance");
+    if (json_is(p, JSON_OBJECT))
+        json_write(b, p);
+    else
+        buf_puts(b, "null");
+}
+
 static void j_scan(buf *b, const report *r) {
     if (!r->scanned) return;
     j_open(b, "scan");
@@ -216,6 +228,7 @@ static void print_json(const report *r) {
     j_shape(&b, c);
     j_classes(&b, r);
     j_str(&b, "quantization", a->quant_algo);
+    j_provenance(&b, r);
     j_mtp_kv(&b, r);
     j_open(&b, "vision");
     j_bool(&b, "present", a->of[WC_VISION].tensors > 0);
@@ -302,6 +315,19 @@ static void print_kv_scales(const census *a) {
         printf("  draft head  k %-10.5g v %.5g\n", (double)a->kv_mtp.k, (double)a->kv_mtp.v);
 }
 
+static void print_provenance(const report *r) {
+    const json *p = provenance_of(r);
+    if (!r->census.quant_algo) return;
+    printf("quantized    %s%s\n", r->census.quant_algo,
+           json_is(p, JSON_OBJECT) ? "" : "; where its scales came from is not recorded");
+    for (uint32_t i = 0; json_is(p, JSON_OBJECT) && i < p->n; i++) {
+        const json_member *m = &p->u.members[i];
+        if (m->value.type == JSON_STRING && json_str(&m->value).n)
+            printf("  " STR_FMT "%*s " STR_FMT "\n", STR_ARG(m->key), m->key.n < 12 ? 12 - (int)m->key.n : 0, "",
+                   STR_ARG(json_str(&m->value)));
+    }
+}
+
 static void print_scan(const report *r) {
     char bytes[24];
     printf("scan         %d tensors, %s in %.2f s: ", r->scan.tensors,
@@ -350,6 +376,7 @@ static void print_table(const report *r) {
                r->traits.images ? "images" : "");
     else
         printf("template     none\n");
+    print_provenance(r);
     print_kv_scales(a);
     if (r->scanned) print_scan(r);
 }

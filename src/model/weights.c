@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "model/names.h"
+#include "model/weights_group.h"
 #include "model/weights_quant.h"
 #include "model/weights_why.h"
 #include "num/bf16.h"
@@ -467,6 +468,7 @@ static bool check_unused(binder *b) {
 }
 
 static void say_notices(const binder *b) {
+    group_check(b->w, b->cfg, b->c->dir);
     if (b->copied)
         log_say("W-LOAD-UNALIGNED",
                 "%s: %d matrices (%llu bytes) are not aligned to their element and were copied, first %s", b->c->dir,

@@ -92,7 +92,7 @@ typedef struct weights {
 
 /* Bind all. Fails with E-LOAD-UNFILLED (a parameter no tensor fills: names it and guesses why),
  * E-LOAD-UNUSED (a tensor nothing consumed: wrong prefix, extra layers, ...), E-LOAD-SHAPE, E-LOAD-DTYPE,
- * E-MACHINE-MEMORY. Says N-LOAD-NO-MTP, N-LOAD-MTP, W-LOAD-UNALIGNED, W-LOAD-DTYPE. One loading
+ * E-MACHINE-MEMORY. Says N-LOAD-NO-MTP, N-LOAD-MTP, W-LOAD-UNALIGNED, W-LOAD-DTYPE, W-LOAD-GROUP. One loading
  * thread per ckpt: the `uses` counters of its tensors are this function's. */
 NODISCARD bool weights_bind(weights *out, ckpt *c, const model_config *config, err *e);
 /* The same errors and notices without keeping anything, in little memory: unaligned matrices are not copied. */
