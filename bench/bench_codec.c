@@ -25,6 +25,12 @@ static void nonfinite_bf16(const quant_kern *k, int64_t n) { sink = (float)k->no
 static void encode_bf16(const quant_kern *k, int64_t n) { k->encode_bf16(codes, scales, h, n, s2, ARITH_CUDA); }
 static void encode_f32(const quant_kern *k, int64_t n) { k->encode_f32(codes, scales, f, n, s2, ARITH_CUDA); }
 static void codes_bf16(const quant_kern *k, int64_t n) { k->codes_bf16(codes, scales, h, n, s2); }
+static void search_mse(const quant_kern *k, int64_t n) {
+    quant_encode_bf16(k, QUANT_MSE, codes, scales, h, n, s2, ARITH_CUDA);
+}
+static void search_4_6(const quant_kern *k, int64_t n) {
+    quant_encode_bf16(k, QUANT_FOUR_OVER_SIX, codes, scales, h, n, s2, ARITH_CUDA);
+}
 static void act_encode(const quant_kern *k, int64_t n) { k->act_encode(codes, scales, f, n, s2); }
 static void decode_f32(const quant_kern *k, int64_t n) { k->decode_f32(f, codes, scales, n, s2); }
 static void decode_bf16(const quant_kern *k, int64_t n) { k->decode_bf16(h, codes, scales, n, s2); }
@@ -46,7 +52,7 @@ static const struct {
     { "encode_bf16", 2, encode_bf16 }, { "encode_f32", 4, encode_f32 }, { "codes_bf16", 2, codes_bf16 },
     { "act_encode", 4, act_encode },   { "stats_bf16", 2, stats_bf16 }, { "decode_f32", 4, decode_f32 },
     { "decode_bf16", 2, decode_bf16 }, { "fp8_div", 4, fp8_div },       { "fp8_weight", 2, fp8_weight },
-    { "fp8_decode", 4, fp8_decode },
+    { "fp8_decode", 4, fp8_decode },   { "search mse", 2, search_mse }, { "search 4/6", 2, search_4_6 },
 };
 
 static void refill(int64_t n) {

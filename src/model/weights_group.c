@@ -21,8 +21,8 @@ static bool differ(finding *f, const char *name_a, const wquant *a, const char *
         snprintf(f->what, sizeof f->what, "%s is %s, %s is %s", name_a, format_name(a->format), name_b,
                  format_name(b->format));
     else
-        snprintf(f->what, sizeof f->what, "%s has %s %g, %s has %g", name_a,
-                 weight ? "weight_scale_2" : "input_scale", (double)(weight ? a->scale_2 : a->input_scale), name_b,
+        snprintf(f->what, sizeof f->what, "%s has %s %g, %s has %g", name_a, weight ? "weight_scale_2" : "input_scale",
+                 (double)(weight ? a->scale_2 : a->input_scale), name_b,
                  (double)(weight ? b->scale_2 : b->input_scale));
     return true;
 }

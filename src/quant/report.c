@@ -45,15 +45,16 @@ static uint64_t bytes_after(const qmodule *m) {
 }
 
 static void add_stats(row *r, const qmodule *m, const qresult *q) {
-    double err2 = 0, ref2 = 0;
+    double err2 = 0, ref2 = 0, max_err2 = 0;
     for (int i = 0; i < 16; i++) {
         err2 += q->stats.error.err2[i];
         ref2 += q->stats.error.ref2[i];
-        r->max_err2 += q->max_error.ref2[i] > 0 ? q->max_error.err2[i] : q->stats.error.err2[i];
+        max_err2 += q->max_error.ref2[i] > 0 ? q->max_error.err2[i] : q->stats.error.err2[i];
     }
     const double relative = ref2 > 0 ? sqrt(err2 / ref2) : 0;
     r->err2 += err2;
     r->ref2 += ref2;
+    r->max_err2 += max_err2;
     if (relative > r->worst || !r->worst_module) r->worst = relative, r->worst_module = m;
     r->blocks.blocks += q->stats.blocks.blocks;
     r->blocks.zero += q->stats.blocks.zero;

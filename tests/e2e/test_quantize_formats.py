@@ -116,7 +116,7 @@ RECIPES = [("--recipe", "nvfp4-experts", "--mtp", "bf16"), ("--recipe", "nvfp4-m
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: " ".join(r).replace("--", ""))
-def test_read_back(nibble, tensors, export, prompts, tmp_path, recipe):
+def test_read_back(nibble, tiny, tensors, export, prompts, tmp_path, recipe):
     """With float activations and cache an export is its dequantized weights: the sums differ in order only. With its own
     activations it stays close, answers, and speculates."""
     model = export(*recipe)
@@ -128,10 +128,12 @@ def test_read_back(nibble, tensors, export, prompts, tmp_path, recipe):
     mean = np.mean([kl(a, b).mean() for a, b in zip(own, want)])
     print(f"{' '.join(recipe)}: relative RMS {worst:.1e} with float activations, KL {mean:.1e} with its own")
     assert worst <= 1e-5 and mean <= 5e-3
-    reply = nibble.json("run", model, "What is 12 + 30?", "--max-tokens", 48, "--temperature", 0, "--json", "-q")
-    assert reply["speculative"]["accept_length"] > 2, reply
-    before = nibble.json("run", plain, "What is 12 + 30?", "--max-tokens", 48, "--temperature", 0, "--json", "-q")
-    assert reply["output_ids"][:4] == before["output_ids"][:4]
+    ids = nibble("tokenize", tiny, "--text", "What is 12 + 30?").decode().strip()
+    ask = ("--ids", ids, "--max-tokens", 32, "--temperature", 0, "--json", "-q")
+    reply = nibble.json("run", model, "--act", "bf16", "--kv", "f32", *ask)
+    assert reply["output_ids"] == nibble.json("run", plain, "--kv", "f32", *ask)["output_ids"]
+    said = nibble.json("run", model, "-p", "What is 12 + 30?", "--max-tokens", 48, "--temperature", 0, "--json", "-q")
+    assert said["speculative"]["accept_length"] > 2, said
 
 
 def test_w4a16_is_modelopts(nibble, tensors, export, prompts, tmp_path):
@@ -188,7 +190,7 @@ def test_published_shape(nibble, tensors, published, export, prompts, tmp_path):
     assert seen["mtp"]["scales"]["kv"] == seen["kv"]["scales"]["7"]  # borrowed
     table = nibble("inspect", published).decode()
     assert "not recorded" in table and "draft head  k " in table
-    p = nibble.full("run", published, "Count from 1 to 20.", "--max-tokens", 64, "--temperature", 0)
+    p = nibble.full("run", published, "-p", "Count from 1 to 20.", "--max-tokens", 64, "--temperature", 0)
     said = p.stderr.decode()
     assert "W-LOAD" not in said and "E-" not in said, said
     length = float(said.split("accept length ")[1].split()[0])
