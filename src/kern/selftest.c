@@ -16,7 +16,7 @@ typedef struct workbench {
     _Alignas(64) char act[2][MAX_M][4 * MAX_K + 64];
     _Alignas(64) float x[MAX_M * MAX_K], w[MAX_K], y[2][MAX_M * MAX_N + MAX_K * MAX_M];
     uint16_t bf16[MAX_N * MAX_K];
-    uint8_t codes[MAX_N * MAX_K / 2], scales[MAX_N * MAX_K / 16], made[2][MAX_K];
+    uint8_t codes[MAX_N * MAX_K / 2], scales[MAX_N * MAX_K / 16], made[2][MAX_K], kv[300 + 64 * 40];
 } workbench;
 
 static uint32_t next(uint32_t *s) { return *s = *s * 1664525u + 1013904223u; }
@@ -107,7 +107,17 @@ static bool test_sequence(const tester *t) {
         memset(b->y[i], 0, sizeof b->y[i]);
         t->k[i]->attn_tile_f32(o, o + G * D, o + G * D + G, b->x, b->x + 200, b->x + 300, 7, POS, G, D, 0.125f);
     }
-    return same(t, "attn_tile_f32", isa, b->y[0], b->y[1], (size_t)(G * D + 2 * G) * sizeof(float));
+    const size_t bytes = (size_t)(G * D + 2 * G) * sizeof(float);
+    if (!same(t, "attn_tile_f32", isa, b->y[0], b->y[1], bytes)) return false;
+    float *work = xmalloc(KERN_ATTN_WORK(G, D) * sizeof *work);
+    for (size_t i = 0; i < sizeof b->kv; i++)
+        b->kv[i] = b->codes[i] & 0xbf; /* no NaN codes: any NaN may come of them */
+    for (int i = 0; i < 2; i++) {
+        float *o = b->y[i];
+        t->k[i]->attn_tile_fp8(o, o + G * D, o + G * D + G, b->x, b->kv, b->kv + 300, D, POS, G, D, 0.125f, work);
+    }
+    free(work);
+    return same(t, "attn_tile_fp8", isa, b->y[0], b->y[1], bytes);
 }
 
 static bool test_nvfp4(const tester *t, bool int8) {
