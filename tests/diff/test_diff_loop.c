@@ -68,11 +68,11 @@ static const int32_t banned[] = { 17, 198 };
 
 static sampler_params random_sampling(rnd *r) {
     sampler_params p = { .seed = rnd_next(r) };
+    if (rnd_below(r, 3) == 0) p.presence = 1.5, p.repetition = 1.1;
     if (rnd_below(r, 3) == 0) return p; /* greedy */
     p.temperature = 0.5 + rnd_below(r, 8) / 10.0;
     p.top_k = rnd_below(r, 2) ? 20 : 0;
     p.top_p = rnd_below(r, 2) ? 0.9 : 1;
-    if (rnd_below(r, 3) == 0) p.presence = 1.5, p.repetition = 1.1;
     if (rnd_below(r, 4) == 0) p.bias = bias, p.n_bias = 2;
     if (rnd_below(r, 4) == 0) p.stop_ids = banned, p.n_stop_ids = 2, p.min_tokens = 10;
     return p;
@@ -433,6 +433,66 @@ static void test_refusals(void **state) {
     engine_close(g);
 }
 
+static bool forty(void *ctx, int choice, int32_t id, double logprob, const int32_t *top, const double *values) {
+    on_token(ctx, choice, id, logprob, top, values);
+    return ((ticket *)ctx)->got[choice].n < 40;
+}
+
+static bool forty_alone(void *ctx, int32_t id, double logprob, const int32_t *top, const double *values) {
+    return forty(ctx, 0, id, logprob, top, values);
+}
+
+/* The draft layer sees the same rows too, so the very same drafts are accepted. */
+static void test_acceptance(void **state) {
+    (void)state;
+    enum { N = 5 };
+    rnd r = rnd_open(seed + 3);
+    engine *one = open_engine(TINY, 1, 0, 1, 0), *g = open_engine(TINY, N - 1, 64, 1, 0);
+    int64_t accepted = 0;
+    for (int depth = 1; depth <= ENGINE_MAX_DRAFT; depth++) {
+        wanted w[N] = { 0 };
+        ticket t[N] = { 0 };
+        loop *l = open_loop(g, &(loop_options){ .depth = depth,
+                                                .fixed_depth = true,
+                                                .budget_rows = 40 }); /* room for all drafts beside prompts in pieces */
+        for (int i = 0; i < N; i++) {
+            w[i].n_prompt = 1 + (int)rnd_below(&r, 60);
+            for (int k = 0; k < w[i].n_prompt; k++) w[i].prompt[k] = (int32_t)rnd_below(&r, 1544);
+            err e = { 0 };
+            const loop_request q = { .prompt = w[i].prompt,
+                                     .n_prompt = w[i].n_prompt,
+                                     .depth = -1,
+                                     .on_token = forty,
+                                     .on_done = on_done,
+                                     .ctx = &t[i] };
+            OK(loop_submit(l, NULL, &q, &e));
+            loop_step(l);
+        }
+        finish(l, 1000);
+        loop_close(l);
+        for (int i = 0; i < N; i++) {
+            err e = { 0 };
+            session s;
+            gen_result alone;
+            ticket x = { 0 };
+            OK(session_open(&s, one, true, &e));
+            OK(session_set(&s, w[i].prompt, w[i].n_prompt, &e));
+            OK(session_generate(&s, &(gen_options){ .depth = depth, .on_token = forty_alone, .ctx = &x }, &alone, &e));
+            session_close(&s);
+            const gen_result *b = &t[i].result[0];
+            assert_int_equal(t[i].got[0].n, 40);
+            assert_int_equal(b->rounds, alone.rounds);
+            assert_int_equal(b->accepted, alone.accepted);
+            assert_memory_equal(b->accepted_at, alone.accepted_at, sizeof b->accepted_at);
+            assert_memory_equal(b->drafted_at, alone.drafted_at, sizeof b->drafted_at);
+            accepted += alone.accepted;
+        }
+    }
+    assert_true(accepted > 100);
+    engine_close(g);
+    engine_close(one);
+}
+
 /* A long prompt and short ones beside running sequences: every step yields a token for each of them and takes prompt rows. */
 static void test_fairness(void **state) {
     (void)state;
@@ -619,6 +679,7 @@ int main(void) {
                                         cmocka_unit_test(test_deadline_and_cancel),
                                         cmocka_unit_test(test_refusals),
                                         cmocka_unit_test(test_fairness),
+                                        cmocka_unit_test(test_acceptance),
                                         cmocka_unit_test(test_threads) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
