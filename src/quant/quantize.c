@@ -30,6 +30,7 @@ typedef struct hands {
     uint8_t *in;   /* the one in use */
     uint8_t *codes, *scales;
     float *wide; /* F16 sources, upcast */
+    write_behind behind;
 } hands;
 
 static bool stop_with(job *j, bool ok, const err *mine) {
@@ -93,7 +94,7 @@ static bool amax_pass(job *j, hands *h, const qmodule *m, float *amax, err *e) {
 }
 
 static bool write_scalar(job *j, int tensor, float v, err *e) {
-    return tensor < 0 || job_write(j, &j->p->tensors[tensor], 0, &v, sizeof v, e);
+    return tensor < 0 || job_write(j, NULL, &j->p->tensors[tensor], 0, &v, sizeof v, e);
 }
 
 /* The scale of a group, 1 when its weights are all zero or so small that float32 has no scale for them: then every code is
@@ -122,7 +123,7 @@ static bool encode_fp8(job *j, hands *h, const qmodule *m, int index, qresult *q
         else
             j->k.fp8_weight(h->codes, (const uint16_t *)h->in, n, divisor);
         quant_stats_fp8(&j->k, &q->stats.error, (const uint16_t *)h->in, h->codes, n, q->scale_2);
-        if (!job_write(j, &j->p->tensors[j->tasks.weight_of[index]], (uint64_t)r * (uint64_t)m->cols, h->codes,
+        if (!job_write(j, &h->behind, &j->p->tensors[j->tasks.weight_of[index]], (uint64_t)r * (uint64_t)m->cols, h->codes,
                        (uint64_t)n, e))
             return false;
     }
@@ -172,8 +173,8 @@ static bool encode_nvfp4(job *j, hands *h, const qmodule *m, int index, qresult 
             measure(j, h, m, &q->stats, n, q->scale_2);
         }
         const uint64_t at = (uint64_t)r * (uint64_t)m->cols;
-        if (!job_write(j, weight, at / 2, h->codes, (uint64_t)n / 2, e) ||
-            !job_write(j, scale, at / 16, h->scales, (uint64_t)n / 16, e))
+        if (!job_write(j, &h->behind, weight, at / 2, h->codes, (uint64_t)n / 2, e) ||
+            !job_write(j, &h->behind, scale, at / 16, h->scales, (uint64_t)n / 16, e))
             return false;
     }
     return true;
@@ -240,7 +241,7 @@ static bool copy_task(job *j, hands *h, const qtask *t, err *e) {
     }
     for (uint64_t at = 0; at < t->bytes; at += CHUNK) {
         const uint64_t n = t->bytes - at < CHUNK ? t->bytes - at : CHUNK;
-        if (!job_read(j, src, from + at, h->in, n, e) || !job_write(j, x, t->begin + at, h->in, n, e)) return false;
+        if (!job_read(j, src, from + at, h->in, n, e) || !job_write(j, &h->behind, x, t->begin + at, h->in, n, e)) return false;
     }
     return true;
 }
@@ -333,7 +334,7 @@ static bool kv_scales(job *j, err *e) {
         const qtensor *t = &j->p->tensors[i];
         float v;
         if ((t->part == QP_K_SCALE || t->part == QP_V_SCALE) &&
-            (!kv_scale(j, t, &v, e) || !job_write(j, t, 0, &v, sizeof v, e)))
+            (!kv_scale(j, t, &v, e) || !job_write(j, NULL, t, 0, &v, sizeof v, e)))
             return false;
     }
     return true;
@@ -391,6 +392,7 @@ static bool run_tasks(job *j, const char *partial, err *e) {
             atomic_fetch_add(&j->done_bytes, j->tasks.v[i].source_bytes);
         }
         pool_run(workers, worker, j);
+        if (atomic_load(&j->lost)) journal_forget(&j->log, j->o->rank, partial);
         ok = j->e->kind == ERR_NONE && (j->o->rank != 0 || kv_scales(j, e)) && job_check_sources(j, e) &&
              (j->o->discard || job_sync_outputs(j, partial, e));
     }

@@ -10,8 +10,6 @@
 #include "base/file.h"
 #include "quant/quantize_job.h"
 
-enum { EARLY = 256 << 10 }; /* bytes whose way to the disk is started at once */
-
 bool job_read(const job *j, const st_tensor *t, uint64_t at, void *to, uint64_t n, err *e) {
     const st_file *f = &j->p->src->shards[t->shard];
     uint64_t from = (uint64_t)(t->data - f->map.data) + at;
@@ -28,30 +26,17 @@ bool job_read(const job *j, const st_tensor *t, uint64_t at, void *to, uint64_t 
     return true;
 }
 
-static bool put_at(int fd, uint64_t to, const void *from, uint64_t n, str file, err *e) {
-    for (const uint8_t *p = from; n > 0;) {
-        const ssize_t w = pwrite(fd, p, n, (off_t)to);
-        if (w < 0 && errno == EINTR) continue;
-        if (w <= 0)
-            return fail(e, ERR_MACHINE, "E-FILE-WRITE", STR_FMT ": %s (free space; --resume continues)", STR_ARG(file),
-                        w < 0 ? strerror(errno) : "nothing written");
-        p += w;
-        to += (uint64_t)w;
-        n -= (uint64_t)w;
-    }
-    return true;
-}
-
-bool job_write(job *j, const qtensor *t, uint64_t at, const void *from, uint64_t n, err *e) {
+bool job_write(job *j, write_behind *b, const qtensor *t, uint64_t at, const void *from, uint64_t n, err *e) {
     const qshard *s = &j->p->shards[t->shard];
     const uint64_t to = s->header_bytes + t->offset + at;
+    const int fd = j->dst_fd[t->shard];
+    bool lost = false;
     atomic_fetch_add(&j->written, n);
     if (j->o->discard) return true;
-    if (!put_at(j->dst_fd[t->shard], to, from, n, s->file, e)) return false;
-    /* Start the disk now: left to the kernel, gigabytes wait for the fsync at the end, when no thread has work. A hint: the
-     * fsync reports what fails. */
-    if (n >= EARLY) (void)sync_file_range(j->dst_fd[t->shard], (off_t)to, (off_t)n, SYNC_FILE_RANGE_WRITE);
-    return true;
+    if (!write_place(fd, to, from, n, s->file, e)) return false;
+    const bool ok = !b || write_started(b, fd, to, n, s->file, &lost, e);
+    if (lost) atomic_store(&j->lost, 1);
+    return ok;
 }
 
 uint64_t job_id(const job *j) {
@@ -135,7 +120,7 @@ static bool open_output(job *j, int i, const char *path, err *e) {
         return fail(e, ERR_INPUT, "E-QUANT-RESUME",
                     "%s: is not as the unfinished run left it (remove the .partial folder to start anew)", path);
     if (ftruncate(fd, (off_t)size) != 0) return fail(e, ERR_MACHINE, "E-FILE-WRITE", "%s: %s", path, strerror(errno));
-    return put_at(fd, 0, head, 8, s->file, e) && put_at(fd, 8, s->header, length, s->file, e);
+    return write_place(fd, 0, head, 8, s->file, e) && write_place(fd, 8, s->header, length, s->file, e);
 }
 
 bool job_open_outputs(job *j, const char *partial, err *e) {

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <sys/stat.h>
 
+#include "quant/quantize_write.h"
 #include "quant/tasks.h"
 
 typedef struct job {
@@ -17,7 +18,7 @@ typedef struct job {
     journal log;
     int *src_fd, *dst_fd;
     struct stat *src_stat;
-    atomic_int next, failed;
+    atomic_int next, failed, lost; /* lost: bytes written earlier did not reach the disk */
     int last; /* end of this rank's tasks */
     atomic_ullong done_bytes, written;
     pthread_mutex_t lock; /* journal, error, zero count */
@@ -26,8 +27,9 @@ typedef struct job {
 
 /* n bytes of a source tensor's data from byte `at`, whole or an error. Errors: E-QUANT-READ. */
 NODISCARD bool job_read(const job *j, const st_tensor *t, uint64_t at, void *to, uint64_t n, err *e);
-/* n bytes to a tensor of the export from its byte `at`, and their way to the disk started. Errors: E-FILE-WRITE. */
-NODISCARD bool job_write(job *j, const qtensor *t, uint64_t at, const void *from, uint64_t n, err *e);
+/* n bytes to a tensor of the export from its byte `at`, and their way to the disk started; `b`, the thread's, is NULL for a
+ * few bytes. Errors: E-FILE-WRITE. */
+NODISCARD bool job_write(job *j, write_behind *b, const qtensor *t, uint64_t at, const void *from, uint64_t n, err *e);
 
 /* Identity of the job: everything that decides an output byte. */
 uint64_t job_id(const job *j);
