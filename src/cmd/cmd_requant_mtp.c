@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "cmd/calibration.h"
 #include "cmd/cmd.h"
+#include "quant/dist.h"
 #include "quant/report.h"
 #include "quant/requant.h"
 
@@ -278,7 +279,8 @@ int cmd_requant_mtp(int argc, char **argv, err *e) {
     };
     arg_strings pos = { 0 };
     bool done;
-    if (cmd_parse(&spec, argc, argv, &pos, &done, e) && !done && check(&o, &o.c, e) && !run(&o, pos.v[0], e))
+    if (cmd_parse(&spec, argc, argv, &pos, &done, e) && !done && dist_alone("requant-mtp", e) && check(&o, &o.c, e) &&
+        !run(&o, pos.v[0], e))
         CHECK(e->kind != ERR_NONE, "a failure without a reason");
     arg_strings_free(&pos);
     return 0;

@@ -14,10 +14,11 @@ enum { TOKEN_BYTES = 32 };
 static const double SHARED_WAIT = 3;  /* seconds: attribute caches of network filesystems lag behind */
 static const double SILENT_WAIT = 10; /* seconds: for the speaking rank to end the job */
 
+static const char *const marks[] = { "PMIX_RANK", "PMI_RANK" };
+
 /* How many processes the launcher says it started: 0 when none is seen, -1 when it gives no number. */
 static int launched(void) {
-    static const char *const sizes[] = { "OMPI_COMM_WORLD_SIZE", "PMI_SIZE" }, *const marks[] = { "PMIX_RANK",
-                                                                                                  "PMI_RANK" };
+    static const char *const sizes[] = { "OMPI_COMM_WORLD_SIZE", "PMI_SIZE" };
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
         const char *s = getenv(sizes[i]);
         if (s && atoi(s) > 0) return atoi(s);
@@ -55,6 +56,19 @@ bool dist_open(dist *d, err *e) {
     d->on = true;
     d->heard = xcalloc((size_t)d->ranks, sizeof *d->heard);
     return true;
+}
+
+bool dist_alone(const char *command, err *e) {
+    const int n = launched();
+    bool alone = n <= 1;
+    for (size_t i = 0; n < 0 && i < ARRAY_LEN(marks); i++) {
+        const char *rank = getenv(marks[i]);
+        if (rank && strcmp(rank, "0") != 0) alone = false;
+    }
+    return alone || fail(e, ERR_USAGE, "E-DIST-ALONE",
+                         "%s: started as one of several processes, all of which would write the same files (start one "
+                         "process)",
+                         command);
 }
 
 static void release(dist *d) {

@@ -29,6 +29,9 @@ const char *dist_build(void);
 /* Find out who this process is. Errors: E-DIST-BUILD (one of several, but built without MPI), E-DIST-START (the launcher
  * belongs to another MPI, or initialization failed). */
 NODISCARD bool dist_open(dist *d, err *e);
+/* For a command that has no work to divide: refuse to be one of several, each of which would write the same files. Needs no
+ * dist_open and no MPI; where the launcher gives no number of processes, only its first goes on. Errors: E-DIST-ALONE. */
+NODISCARD bool dist_alone(const char *command, err *e);
 /* Wait for all ranks and finalize: after success only. */
 void dist_close(dist *d);
 

@@ -233,3 +233,18 @@ def test_another_launcher(nibble, tiny, tmp_path):
     p = subprocess.run([nibble.path, "quantize", tiny, "-o", str(tmp_path / "out")], env={**os.environ, **env}, capture_output=True, timeout=60)
     assert p.returncode == 2 and b"E-DIST-START" in p.stderr, p.stderr
     assert not pathlib.Path(tmp_path / "out").exists()
+
+
+def test_requant_is_for_one_process(nibble, tiny, alone, tmp_path):
+    """The draft head is one process's work: several would each write the same files."""
+    dst = tmp_path / "out"
+    shutil.copytree(alone[0], dst)
+    before = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in dst.iterdir()}
+    p = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", nibble.path, "requant-mtp", str(dst), "--source", str(tiny), "--mtp", "bf16"],
+                       stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    said = errors(p.stderr.decode())
+    assert p.returncode == 2 and said and {what for what, _ in said} == {"E-DIST-ALONE"}, p.stderr
+    assert {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in dst.iterdir()} == before
+    for env, refused in (({"PMIX_RANK": "1"}, True), ({"PMI_SIZE": "2", "PMI_RANK": "0"}, True), ({"OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"}, False), ({}, False)):
+        p = subprocess.run([nibble.path, "requant-mtp", str(dst), "--source", str(tiny), "--mtp", "bf16", "--dry-run"], env={**os.environ, **env}, capture_output=True, timeout=60)
+        assert (p.returncode == 2 and b"E-DIST-ALONE" in p.stderr) if refused else p.returncode == 0, (env, p.stderr)
