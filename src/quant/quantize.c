@@ -123,8 +123,8 @@ static bool encode_fp8(job *j, hands *h, const qmodule *m, int index, qresult *q
         else
             j->k.fp8_weight(h->codes, (const uint16_t *)h->in, n, divisor);
         quant_stats_fp8(&j->k, &q->stats.error, (const uint16_t *)h->in, h->codes, n, q->scale_2);
-        if (!job_write(j, &h->behind, &j->p->tensors[j->tasks.weight_of[index]], (uint64_t)r * (uint64_t)m->cols, h->codes,
-                       (uint64_t)n, e))
+        if (!job_write(j, &h->behind, &j->p->tensors[j->tasks.weight_of[index]], (uint64_t)r * (uint64_t)m->cols,
+                       h->codes, (uint64_t)n, e))
             return false;
     }
     return true;
@@ -241,7 +241,8 @@ static bool copy_task(job *j, hands *h, const qtask *t, err *e) {
     }
     for (uint64_t at = 0; at < t->bytes; at += CHUNK) {
         const uint64_t n = t->bytes - at < CHUNK ? t->bytes - at : CHUNK;
-        if (!job_read(j, src, from + at, h->in, n, e) || !job_write(j, &h->behind, x, t->begin + at, h->in, n, e)) return false;
+        if (!job_read(j, src, from + at, h->in, n, e) || !job_write(j, &h->behind, x, t->begin + at, h->in, n, e))
+            return false;
     }
     return true;
 }

@@ -19,7 +19,7 @@ typedef struct job {
     int *src_fd, *dst_fd;
     struct stat *src_stat;
     atomic_int next, failed, lost; /* lost: bytes written earlier did not reach the disk */
-    int last; /* end of this rank's tasks */
+    int last;                      /* end of this rank's tasks */
     atomic_ullong done_bytes, written;
     pthread_mutex_t lock; /* journal, error, zero count */
     err *e;
