@@ -194,6 +194,17 @@ static bool load_data(calib_data *d, const calib_args *o, const char *src, err *
     return ok;
 }
 
+bool calibration_kl_texts(calib_data *d, const char *src, err *e) {
+    const calib_source s = { .model_dir = src, .samples = KL_TEXTS, .seq = KL_TOKENS, .cancel = cmd_interrupt_all() };
+    char *path = bundled("calibration-prompts.jsonl", e);
+    if (!path) return false;
+    const ops_options backend = cmd_ops_options();
+    const bool ok = calib_data_self(d, &s, path, &backend, e);
+    free(path);
+    if (ok) kl_texts(d);
+    return ok;
+}
+
 static void report_coverage(const calib_report *r) {
     const int unseen = calib_unseen(r);
     if (unseen)

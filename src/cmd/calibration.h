@@ -5,6 +5,7 @@
 #include "base/args.h"
 #include "quant/calib.h"
 #include "quant/dist.h"
+#include "quant/kl.h"
 #include "quant/mtp_scales.h"
 
 /* ---- progress: a bar on a terminal, one line per step otherwise; of several processes rank 0 shows the sum ---- */
@@ -52,5 +53,8 @@ void calib_args_scales_text(char *out, size_t n, const calib_args *a);
  * `head` those of the draft head for both draft steps too. what[n] tells of the data. Errors: those of calib_run and
  * calib_data_*; E-QUANT-CORPUS; E-DIST-DIFFERS (ranks have other data). */
 NODISCARD bool calibrate(amax_table *t, char *what, size_t n, const calib_args *a, const char *src, bool head, err *e);
+
+/* The texts that --report-kl runs over: what the model in `src` answers to the first built-in prompts. Errors: as above. */
+NODISCARD bool calibration_kl_texts(calib_data *d, const char *src, err *e);
 
 #endif

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "cmd/calibration.h"
 #include "cmd/cmd.h"
+#include "cmd/quantize_kl.h"
 #include "quant/dist.h"
 #include "quant/report.h"
 
@@ -15,7 +16,7 @@ typedef struct options {
     const char *out;
     calib_args c;
     int preset, kv, mtp, arith, algorithm;
-    bool no_calib, keep_qkv, resume, dry_run, portable;
+    bool no_calib, keep_qkv, resume, dry_run, portable, report_kl;
     arg_strings include, exclude;
     int64_t shard_bytes;
     dist d;        /* alone, or one of several processes */
@@ -72,15 +73,22 @@ static bool put_text(const char *dir, const char *name, const buf *b, err *e) {
     return ok;
 }
 
-static bool finish(const options *o, plan *p, const quantize_result *r, const char *partial, const provenance *from,
-                   err *e) {
+static bool finish(const options *o, plan *p, const quantize_result *r, const char *partial, provenance *from,
+                   const quantize_options *qo, const char *src, err *e) {
+    kl_figures kl[2] = { 0 };
+    if (!configs_write(partial, p, from, e) ||
+        (o->report_kl && !quantize_kl(&kl[0], &kl[1], p, src, partial, o->out, qo, from, e)))
+        return false;
+    if (o->report_kl) {
+        from->kl = &kl[0];
+        from->kl_max = o->algorithm == QUANT_MAX ? NULL : &kl[1];
+    }
     buf json_text = { 0 }, card = { 0 };
     quantize_result timeless = *r;
     timeless.seconds = 0;
     report_result(&json_text, p, &timeless, from, true);
     report_card(&card, p, r, from);
-    const bool ok = configs_write(partial, p, from, e) &&
-                    put_text(partial, "nibble_quant_summary.json", &json_text, e) &&
+    const bool ok = put_text(partial, "nibble_quant_summary.json", &json_text, e) &&
                     put_text(partial, "QUANTIZATION.md", &card, e) && quantize_commit(partial, o->out, e);
     if (ok) {
         buf text = { 0 };
@@ -127,10 +135,10 @@ static bool export_model(options *o, plan *p, const char *src, err *e) {
         else
             calib_args_scales_text(scales, sizeof scales, &o->c);
     }
-    const provenance from = { .calibration = what,
-                              .mtp_scales = scales,
-                              .arith = o->arith ? "cpu" : "cuda",
-                              .algorithm = quant_algorithms[o->algorithm] };
+    provenance from = { .calibration = what,
+                        .mtp_scales = scales,
+                        .arith = o->arith ? "cpu" : "cuda",
+                        .algorithm = quant_algorithms[o->algorithm] };
     progress bar = progress_begin("quantize");
     bar.d = &o->d;
     const quantize_options qo = { .arith = o->arith ? ARITH_CPU : ARITH_CUDA,
@@ -150,7 +158,7 @@ static bool export_model(options *o, plan *p, const char *src, err *e) {
         merge_results(&o->d, &r, p);
         dist_unshare(&o->d);
         progress_end(&bar, "%.2f GB read, %.2f GB written", (double)r.read_bytes / 1e9, (double)r.written_bytes / 1e9);
-        ok = o->d.rank > 0 || finish(o, p, &r, partial, &from, e);
+        ok = o->d.rank > 0 || finish(o, p, &r, partial, &from, &qo, src, e);
     } else {
         progress_wipe(&bar);
     }
@@ -164,7 +172,7 @@ static bool export_model(options *o, plan *p, const char *src, err *e) {
 static uint64_t plan_hash(const plan *p, const options *o) {
     buf b = { 0 };
     for (int i = 0; i < p->n_shards; i++) buf_puts(&b, p->shards[i].header);
-    buf_printf(&b, "|%d %d %d %g %d", o->arith, o->resume, o->c.scales, o->c.factor, o->no_calib);
+    buf_printf(&b, "|%d %d %d %d %g %d", o->arith, o->algorithm, o->resume, o->c.scales, o->c.factor, o->no_calib);
     const uint64_t h = str_hash(buf_view(&b));
     buf_free(&b);
     return h;
@@ -220,7 +228,7 @@ int cmd_quantize(int argc, char **argv, err *e) {
                              *const mtp_choices[] = { "nvfp4", "bf16", "none", NULL },
                              *const arith_choices[] = { "cuda", "cpu", NULL };
     options o = { .shard_bytes = 10000000000 };
-    enum { OWN = 16 };
+    enum { OWN = 17 };
     arg_opt opts[OWN + CALIB_OPTIONS + 1] = {
         { .type = ARG_GROUP, .help = "Output" },
         { .type = ARG_STR,
@@ -245,6 +253,10 @@ int cmd_quantize(int argc, char **argv, err *e) {
           .name = "dry-run",
           .dst = &o.dry_run,
           .help = "print formats, sizes and the decode bound; write nothing" },
+        { .type = ARG_FLAG,
+          .name = "report-kl",
+          .dst = &o.report_kl,
+          .help = "also run source and export over a few texts and report the KL divergence of their logits" },
         { .type = ARG_FLAG,
           .name = "portable",
           .dst = &o.portable,

@@ -9,11 +9,20 @@
 #include "quant/plan.h"
 #include "quant/pretty.h"
 
+/* Logits of an export against its source (quant/kl.h). */
+typedef struct kl_figures {
+    double mean, worst; /* KL(source || export) per position, nats, in float64 */
+    double same_top;    /* share of positions with the same most likely token */
+    int positions;
+} kl_figures;
+
 typedef struct provenance {
-    const char *calibration; /* e.g. "built-in corpus, 64 samples of 512 tokens", "amax file x", "none (data-free)" */
-    const char *mtp_scales;  /* "calibrated", "borrow", "generous:4", "" */
-    const char *arith;       /* "cuda" or "cpu" */
-    const char *algorithm;   /* "max", "mse", "four-over-six" */
+    const char *calibration;  /* e.g. "built-in corpus, 64 samples of 512 tokens", "amax file x", "none (data-free)" */
+    const char *mtp_scales;   /* "calibrated", "borrow", "generous:4", "" */
+    const char *arith;        /* "cuda" or "cpu" */
+    const char *algorithm;    /* "max", "mse", "four-over-six" */
+    const kl_figures *kl;     /* of the export against its source; NULL: not measured */
+    const kl_figures *kl_max; /* of the same export by algorithm max; NULL: not measured */
 } provenance;
 
 /* Patterns of modules that stay unquantized. `modelopt_only`: exactly ModelOpt's list. *n strings in `mem`. */

@@ -146,3 +146,14 @@ bool quantize_commit(const char *partial, const char *dst, err *e) {
     free(parent);
     return error == 0;
 }
+
+static bool is_any(const char *name, const plan *p) {
+    (void)p;
+    return strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
+void quantize_discard(const char *partial) {
+    if (!partial) return;
+    sweep(partial, is_any, NULL);
+    rmdir(partial);
+}

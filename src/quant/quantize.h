@@ -62,6 +62,8 @@ NODISCARD bool quantize_shards(quantize_result *out, char **partial, const plan 
 void quantize_count_zeros(quantize_result *r, const plan *p);
 /* Rename DST.partial to DST after configs and sidecars were added; removes the journal and all other hidden files. */
 NODISCARD bool quantize_commit(const char *partial, const char *dst, err *e);
+/* Remove an unfinished export and what is in its folder (files; a folder in it, and then it, stays). */
+void quantize_discard(const char *partial);
 void quantize_result_free(quantize_result *r);
 
 #endif

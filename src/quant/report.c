@@ -176,6 +176,24 @@ void report_plan(buf *out, const plan *p, bool as_json) {
     buf_byte(out, '\n');
 }
 
+static void json_kl(buf *b, const char *key, const kl_figures *k) {
+    if (!k) return;
+    buf_printf(b, ",\"%s\":{\"positions\":%d,\"kl_mean\":", key, k->positions);
+    json_write_double(b, k->mean);
+    buf_puts(b, ",\"kl_worst\":");
+    json_write_double(b, k->worst);
+    buf_puts(b, ",\"same_top\":");
+    json_write_double(b, k->same_top);
+    buf_byte(b, '}');
+}
+
+static void text_kl(buf *b, const char *name, const kl_figures *k) {
+    if (k)
+        buf_printf(
+            b, "logits %s: KL %.2e nats on average, %.2e at worst, the same first token at %.1f %% of %d positions\n",
+            name, k->mean, k->worst, 100 * k->same_top, k->positions);
+}
+
 void report_result(buf *out, const plan *p, const quantize_result *r, const provenance *from, bool as_json) {
     const table t = collect(p, r);
     if (as_json) {
@@ -191,12 +209,16 @@ void report_result(buf *out, const plan *p, const quantize_result *r, const prov
             buf_printf(out, "\"seconds\":%.3f,\"gb_per_second\":%.3f,\"resumed_tasks\":%d,", r->seconds,
                        (double)r->read_bytes / r->seconds / 1e9, r->resumed_tasks);
         json_rows(out, &t, true);
+        json_kl(out, "logits", from->kl);
+        json_kl(out, "logits_max", from->kl_max);
         buf_puts(out, "}\n");
         return;
     }
     text_rows(out, &t, true);
     buf_printf(out, "\n%.3f GB -> %.3f GB in %.2f s (%.2f GB/s of source)\n", (double)source_bytes(p) / 1e9,
                (double)p->total_bytes / 1e9, r->seconds, r->seconds > 0 ? (double)r->read_bytes / r->seconds / 1e9 : 0);
+    text_kl(out, from->algorithm, from->kl);
+    text_kl(out, "max", from->kl_max);
 }
 
 void report_classes(buf *out, const plan *p, const quantize_result *r, bool as_json) {

@@ -327,6 +327,24 @@ def test_summary_beside_max(export):
         assert f"algorithm `{algorithm}`" in card and "with `max`" in card
 
 
+def test_report_kl(nibble, tiny, export, tmp_path):
+    """The figures stand in the summary and on the screen, the second export is gone, and the bytes are the same as without."""
+    seen = {}
+    for algorithm in "max", "four-over-six":
+        dst = tmp_path / algorithm
+        said = nibble("quantize", tiny, "-o", dst, "--amax", NVFP4 / "modelopt-cuda/amax.safetensors", "-q", "--mtp", "bf16", "--algorithm", algorithm,
+                      "--report-kl").decode()
+        s = seen[algorithm] = json.loads((dst / "nibble_quant_summary.json").read_text())
+        assert f"logits {algorithm}: KL" in said and ("logits max: KL" in said)
+        assert s["logits"]["positions"] == 128 and 0 < s["logits"]["kl_mean"] < 0.5 and s["logits"]["kl_mean"] < s["logits"]["kl_worst"]
+        assert 0.85 < s["logits"]["same_top"] <= 1
+        same = export("--recipe", "nvfp4", "--mtp", "bf16") if algorithm == "max" else export(*RECIPES[9])
+        assert (dst / "model.safetensors").read_bytes() == (same / "model.safetensors").read_bytes()
+    assert "logits_max" not in seen["max"] and seen["four-over-six"]["logits_max"] == seen["max"]["logits"]
+    assert seen["four-over-six"]["logits"] != seen["max"]["logits"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["four-over-six", "max"]
+
+
 # ---- scales that lie
 
 

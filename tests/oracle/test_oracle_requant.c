@@ -76,7 +76,9 @@ static bool requant_head(const char *dir, recipe_mtp mtp, const char *out, void 
     plan p = { 0 };
     quantize_result q = { 0 };
     amax_table t = { 0 };
-    const provenance from = { "the export's own scales", "generous:4", "cuda", "max" };
+    const provenance from = {
+        .calibration = "the export's own scales", .mtp_scales = "generous:4", .arith = "cuda", .algorithm = "max"
+    };
     if (!requant_open(&r, dir, mtp, false, e)) return false;
     bool ok = requant_match(&r, &files, &config, e);
     if (ok && mtp != MTP_NONE) ok = plan_make_head(&p, &files, &config, &r.recipe, r.head_file, e);

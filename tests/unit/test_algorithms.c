@@ -4,6 +4,7 @@
 #include "kern/quant.h"
 #include "num/bf16.h"
 #include "num/fp4.h"
+#include "quant/kl.h"
 
 #include "support.h"
 
@@ -239,12 +240,24 @@ static void test_float32(void **state) {
     free(scales);
 }
 
+static void test_kl(void **state) {
+    (void)state;
+    const float want[] = { logf(0.5f), logf(0.25f), logf(0.25f), 0, 0, 0 }; /* two rows of three */
+    const float got[] = { 7 + logf(0.25f), 7 + logf(0.25f), 7 + logf(0.5f), 90, 90, 90 };
+    const kl_figures same = kl_compare(want, want, 2, 3), k = kl_compare(got, want, 2, 3);
+    assert_true(same.mean == 0 && same.worst == 0 && same.same_top == 1 && same.positions == 2);
+    const double first = 0.5 * log(2) - 0.25 * log(2); /* .5 ln(.5/.25) + .25 ln(.25/.25) + .25 ln(.25/.5) */
+    assert_true(fabs(k.worst - first) < 1e-6 && fabs(k.mean - first / 2) < 1e-6);
+    assert_true(k.same_top == 0.5);
+}
+
 int main(void) {
     quant_kern_init(&fast, ISA_COUNT);
     quant_kern_init(&plain, ISA_REF);
     log_set_level(0);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_exhaustive),  cmocka_unit_test(test_model),
                                         cmocka_unit_test(test_four_or_six), cmocka_unit_test(test_by_hand),
-                                        cmocka_unit_test(test_scale_2),     cmocka_unit_test(test_float32) };
+                                        cmocka_unit_test(test_scale_2),     cmocka_unit_test(test_float32),
+                                        cmocka_unit_test(test_kl) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
