@@ -73,15 +73,17 @@ static bool put_text(const char *dir, const char *name, const buf *b, err *e) {
     return ok;
 }
 
-static bool finish(const options *o, plan *p, const quantize_result *r, const char *partial, provenance *from,
+static bool finish(const options *o, plan *p, const quantize_result *r, const char *partial, const provenance *made,
                    const quantize_options *qo, const char *src, err *e) {
     kl_figures kl[2] = { 0 };
+    provenance told = *made;
+    const provenance *from = &told;
     if (!configs_write(partial, p, from, e) ||
         (o->report_kl && !quantize_kl(&kl[0], &kl[1], p, src, partial, o->out, qo, from, e)))
         return false;
     if (o->report_kl) {
-        from->kl = &kl[0];
-        from->kl_max = o->algorithm == QUANT_MAX ? NULL : &kl[1];
+        told.kl = &kl[0];
+        told.kl_max = o->algorithm == QUANT_MAX ? NULL : &kl[1];
     }
     buf json_text = { 0 }, card = { 0 };
     quantize_result timeless = *r;
@@ -135,10 +137,10 @@ static bool export_model(options *o, plan *p, const char *src, err *e) {
         else
             calib_args_scales_text(scales, sizeof scales, &o->c);
     }
-    provenance from = { .calibration = what,
-                        .mtp_scales = scales,
-                        .arith = o->arith ? "cpu" : "cuda",
-                        .algorithm = quant_algorithms[o->algorithm] };
+    const provenance from = { .calibration = what,
+                              .mtp_scales = scales,
+                              .arith = o->arith ? "cpu" : "cuda",
+                              .algorithm = quant_algorithms[o->algorithm] };
     progress bar = progress_begin("quantize");
     bar.d = &o->d;
     const quantize_options qo = { .arith = o->arith ? ARITH_CPU : ARITH_CUDA,
