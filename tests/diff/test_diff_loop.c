@@ -68,7 +68,7 @@ static const int32_t banned[] = { 17, 198 };
 
 static sampler_params random_sampling(rnd *r) {
     sampler_params p = { .seed = rnd_next(r) };
-    if (rnd_below(r, 3) == 0) p.presence = 1.5, p.repetition = 1.1;
+    if (rnd_below(r, 3) == 0) p.presence = 1, p.frequency = 0.4, p.repetition = 1.1;
     if (rnd_below(r, 3) == 0) return p; /* greedy */
     p.temperature = 0.5 + rnd_below(r, 8) / 10.0;
     p.top_k = rnd_below(r, 2) ? 20 : 0;
@@ -451,9 +451,10 @@ static void test_acceptance(void **state) {
     for (int depth = 1; depth <= ENGINE_MAX_DRAFT; depth++) {
         wanted w[N] = { 0 };
         ticket t[N] = { 0 };
-        loop *l = open_loop(g, &(loop_options){ .depth = depth,
-                                                .fixed_depth = true,
-                                                .budget_rows = 40 }); /* room for all drafts beside prompts in pieces */
+        loop *l = open_loop(
+            g, &(loop_options){ .depth = depth,
+                                .fixed_depth = true,
+                                .budget_rows = 6 * (depth + 1) }); /* all drafts fit beside pieces of prompts */
         for (int i = 0; i < N; i++) {
             w[i].n_prompt = 1 + (int)rnd_below(&r, 60);
             for (int k = 0; k < w[i].n_prompt; k++) w[i].prompt[k] = (int32_t)rnd_below(&r, 1544);
