@@ -46,7 +46,7 @@ void quant_stats_bf16(const quant_kern *k, quant_stats *s, const uint16_t *w, co
         k->decode_f32(y, codes + at / 2, scales + at / 16, m, s2);
         k->error_bf16(&s->error, w + at, y, m);
         k->block_amax_bf16(b, w + at, m);
-        stats_blocks_add(&s->blocks, b, scales + at / 16, m / 16, s2);
+        k->blocks(&s->blocks, b, scales + at / 16, m / 16, s2);
     }
 }
 
@@ -58,7 +58,7 @@ void quant_stats_f32(const quant_kern *k, quant_stats *s, const float *w, const 
         k->decode_f32(y, codes + at / 2, scales + at / 16, m, s2);
         k->error_f32(&s->error, w + at, y, m);
         k->block_amax_f32(b, w + at, m);
-        stats_blocks_add(&s->blocks, b, scales + at / 16, m / 16, s2);
+        k->blocks(&s->blocks, b, scales + at / 16, m / 16, s2);
     }
 }
 

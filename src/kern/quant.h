@@ -24,6 +24,7 @@ typedef struct quant_kern {
     void (*block_amax_f32)(float *b, const float *x, int64_t n);
     void (*error_bf16)(stats_error *s, const uint16_t *x, const float *y, int64_t n);
     void (*error_f32)(stats_error *s, const float *x, const float *y, int64_t n);
+    void (*blocks)(stats_blocks *s, const float *b, const uint8_t *scales, int64_t n_blocks, float s2);
 
     /* ---- NVFP4: as in num/nvfp4.h ---- */
     void (*encode_bf16)(uint8_t *codes, uint8_t *scales, const uint16_t *w, int64_t n, float s2, quant_arith arith);

@@ -442,6 +442,30 @@ INLINE void error(stats_error *s, const void *x, const float *y, int64_t n, bool
 static void error_bf16(stats_error *s, const uint16_t *x, const float *y, int64_t n) { error(s, x, y, n, true); }
 static void error_f32(stats_error *s, const float *x, const float *y, int64_t n) { error(s, x, y, n, false); }
 
+static void blocks(stats_blocks *s, const float *b, const uint8_t *scales, int64_t n_blocks, float s2) {
+    const __m512 d = _mm512_set1_ps(6.0f * s2), zero = _mm512_setzero_ps();
+    for (int64_t i = 0; i < n_blocks; i += 16) {
+        const __mmask16 m = tail_mask(n_blocks - i);
+        const __m128i c = _mm_maskz_loadu_epi8(m, scales + i);
+        const __m512 v = _mm512_maskz_loadu_ps(m, b + i), wanted = _mm512_div_ps(v, d);
+        uint8_t bytes[16];
+        _mm_storeu_si128((__m128i *)bytes, c);
+        const __m512 den = _mm512_mul_ps(scale_values(bytes), _mm512_set1_ps(s2));
+        const __mmask16 clipped = _mm512_mask_cmp_ps_mask(m, v, _mm512_mul_ps(_mm512_set1_ps(7), den), _CMP_GT_OQ);
+        const __mmask16 saturated = _mm512_mask_cmp_ps_mask(_mm_mask_cmpeq_epi8_mask(m, c, _mm_set1_epi8(0x7e)), wanted,
+                                                            _mm512_set1_ps(464), _CMP_GT_OQ);
+        const __mmask16 least = _mm512_mask_cmp_ps_mask(_mm_mask_cmpeq_epi8_mask(m, c, _mm_set1_epi8(0x01)), wanted,
+                                                        _mm512_set1_ps(0x1p-10f), _CMP_LE_OQ);
+        const __mmask16 nan_code = _mm_cmpeq_epi8_mask(_mm_and_si128(c, _mm_set1_epi8(0x7f)), _mm_set1_epi8(0x7f));
+        s->zero += _mm_popcnt_u32(_mm512_mask_cmp_ps_mask(m, v, zero, _CMP_EQ_OQ));
+        s->clipped += _mm_popcnt_u32(clipped);
+        s->saturated += _mm_popcnt_u32(saturated);
+        s->floored += _mm_popcnt_u32(_mm512_mask_cmp_ps_mask(least, v, zero, _CMP_GT_OQ));
+        s->nan += _mm_popcnt_u32(m & (nan_code | _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q)));
+    }
+    s->blocks += n_blocks;
+}
+
 void quant_init_avx512(quant_kern *k) {
     *k = (quant_kern){
         .isa = ISA_AVX512,
@@ -453,6 +477,7 @@ void quant_init_avx512(quant_kern *k) {
         .block_amax_f32 = block_amax_f32,
         .error_bf16 = error_bf16,
         .error_f32 = error_f32,
+        .blocks = blocks,
         .encode_bf16 = encode_bf16,
         .encode_f32 = encode_f32,
         .codes_bf16 = codes_bf16,

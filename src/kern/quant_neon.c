@@ -383,6 +383,7 @@ void quant_init_neon(quant_kern *k) {
         .block_amax_f32 = block_amax_f32,
         .error_bf16 = error_bf16,
         .error_f32 = error_f32,
+        .blocks = stats_blocks_add,
         .encode_bf16 = encode_bf16,
         .encode_f32 = encode_f32,
         .codes_bf16 = codes_bf16,

@@ -30,6 +30,7 @@ void quant_init_ref(quant_kern *k) {
         .block_amax_f32 = stats_block_amax_f32,
         .error_bf16 = stats_error_bf16,
         .error_f32 = stats_error_f32,
+        .blocks = stats_blocks_add,
         .encode_bf16 = nvfp4_encode_bf16,
         .encode_f32 = nvfp4_encode_f32,
         .codes_bf16 = nvfp4_codes_bf16,

@@ -344,6 +344,35 @@ static void statistics(const quant_kern *k, const data *d, int64_t n) {
     }
 }
 
+/* Any maxima (also NaN, Inf, negative ones) with any scale bytes, the ones that are counted often. */
+static void block_counts(const quant_kern *k, int64_t n) {
+    static const uint8_t often[] = { 0x7e, 0x01, 0x7f, 0xff, 0x00, 0x38 };
+    static const float scale[] = { 1, 1.0f / 64, 0x1p-140f, 1e30f, 0, INFINITY, NAN, 1e-8f };
+    float *b = malloc((size_t)n * 4 + 4);
+    uint8_t *c = malloc((size_t)n + 1);
+    for (size_t i = 0; i < ARRAY_LEN(scale); i++) {
+        for (int64_t at = 0; at < n; at++) {
+            const uint32_t u = (uint32_t)draw() & 15;
+            c[at] = u < ARRAY_LEN(often) ? often[u] : (uint8_t)draw();
+            b[at] = u == 6   ? NAN
+                    : u == 7 ? INFINITY
+                    : u == 8 ? 0
+                             : 6 * scale[i] * ldexpf(1 + uniform(), (int)(draw() % 24) - 13);
+            if (u == 9) b[at] = 7 * (e4m3_to_f32(c[at]) * scale[i]); /* at the edge of clipped */
+            if (u == 0) b[at] = draw() & 1 ? 464 * (6 * scale[i]) : b[at];
+            if (u == 1) b[at] = draw() & 1 ? 0x1p-10f * (6 * scale[i]) : b[at];
+        }
+        stats_blocks p = { .zero = 3, .nan = 1 }, q = p;
+        ref.blocks(&p, b, c, n, scale[i]);
+        k->blocks(&q, b, c, n, scale[i]);
+        if (memcmp(&p, &q, sizeof p) != 0)
+            fail_msg("%s blocks, n %lld, scale %g (seed %llu)", kern_isa_name(k->isa), (long long)n, (double)scale[i],
+                     (unsigned long long)seed);
+    }
+    free(b);
+    free(c);
+}
+
 /* ---- cases ---- */
 
 static float any_scale(const data *d, int64_t n, int i) {
@@ -387,6 +416,7 @@ static void tails(void **state) {
             fill_data(&d, n, (fill)how);
             for (int l = 0; l < levels; l++) {
                 statistics(&all[l], &d, n);
+                block_counts(&all[l], n);
                 for (int i = 1; i < 4; i++) fp8(&all[l], &d, n, any_scale(&d, n, i));
             }
             free_data(&d);
