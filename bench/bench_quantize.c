@@ -5,7 +5,8 @@
  * pack     read (page cache), amax, encode, statistics with N threads, nothing written
  * command  `nibble quantize --no-calib`, from process start to renamed folder
  * copy     a plain program's work: N threads read the same source bytes once and write as many bytes as the export has to
- *          as many files, then fsync; command and copy take turns
+ *          as many files, then fsync; command and copies take turns
+ * behind   the same, but what is on the disk leaves the page cache at once, as the command does it
  * --cold drops the source from the page cache before each of those; --parts leaves command and copy out. WORK_DIR lies on
  * the disk to measure and is used for DST folders. GB/s (10^9) count BF16 source bytes. One JSON object; medians, with the
  * lowest and highest of the runs. *_cpu is the rate by CPU time (user and system, times the threads): on a busy machine, what
@@ -25,6 +26,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "quant/quantize.h"
+#include "quant/quantize_write.h"
 
 static const double MODELOPT = 0.145; /* GB/s of ModelOpt 0.47's packing, 2 CPU cores, no file; docs/BENCH.md */
 enum { MAX_RUNS = 99, PIECE = 4 << 20 };
@@ -171,12 +173,16 @@ typedef struct copy {
     int *in, *out;
     atomic_ullong next;
     double share; /* bytes out per byte in */
+    bool behind;  /* take what was written out of the page cache, as the command does */
 } copy;
 
 static void *copy_thread(void *ctx) {
     copy *c = ctx;
     const source *s = c->s;
     char *piece = xmalloc(PIECE);
+    write_behind b = { 0 };
+    err e = { 0 };
+    bool lost = false;
     for (;;) {
         uint64_t at = atomic_fetch_add(&c->next, PIECE);
         int i = 0;
@@ -187,17 +193,19 @@ static void *copy_thread(void *ctx) {
         const size_t put = n > 0 ? (size_t)((double)n * c->share) : 0;
         if (n <= 0 || pwrite(c->out[i], piece, put, (off_t)((double)at * c->share)) != (ssize_t)put)
             die("copy", opt.work);
+        if (c->behind && !write_started(&b, c->out[i], (uint64_t)((double)at * c->share), put, STR("copy"), &lost, &e))
+            die(e.id, e.msg);
     }
     free(piece);
     return NULL;
 }
 
-static void copy_once(const source *s, rates *result, int run) {
+static void copy_once(const source *s, rates *result, int run, bool behind) {
     enum { FILES = 1024, THREADS = 256 };
     int in[FILES], out[FILES];
     char path[4200];
     pthread_t t[THREADS];
-    copy c = { .s = s, .in = in, .out = out, .share = (double)s->p.total_bytes / (double)s->bytes };
+    copy c = { .s = s, .in = in, .out = out, .share = (double)s->p.total_bytes / (double)s->bytes, .behind = behind };
     if (s->files.shard_count > FILES || opt.threads > THREADS) die("copy", "too many files or threads");
     const double t0 = clock_seconds(), cpu = cpu_seconds(RUSAGE_SELF);
     for (int i = 0; i < s->files.shard_count; i++) {
@@ -260,22 +268,26 @@ static void command_once(const source *s, rates *out, int run) {
 }
 
 static void bench_whole(const source *s) {
-    static rates command, plain;
-    double ratio[MAX_RUNS];
+    static rates command, plain, behind;
+    double ratio[MAX_RUNS], ratio_behind[MAX_RUNS];
     for (int r = 0; r < opt.runs; r++) {
-        for (int k = 0; k < 2; k++) { /* whichever is first takes turns */
+        for (int k = 0; k < 3; k++) { /* whichever is first takes turns */
             touch_or_drop(s, opt.cold);
             sync();
-            if ((k ^ r) & 1)
-                copy_once(s, &plain, r);
-            else
+            const int who = (k + r) % 3;
+            if (who == 0)
                 command_once(s, &command, r);
+            else
+                copy_once(s, who == 1 ? &plain : &behind, r, who == 2);
         }
         ratio[r] = command.wall[r] / plain.wall[r];
+        ratio_behind[r] = command.wall[r] / behind.wall[r];
     }
     print_rates("copy", &plain);
+    print_rates("behind", &behind);
     print_rates("command", &command);
     print_runs("command_of_copy", ratio, opt.runs);
+    print_runs("command_of_behind", ratio_behind, opt.runs);
 }
 
 static bool parse(int argc, char **argv) {
