@@ -17,7 +17,7 @@ enum { CASES = 12, MOST_TOKENS = 48, MOST_PROMPT = 90, CTX = 160 };
 
 static uint64_t seed;
 static char *folder, *nvfp4;
-static int mixes = 5;
+static int mixes = 4;
 
 /* ---- the requests and what they yield alone ---- */
 
@@ -239,7 +239,7 @@ static void mix_of(const char *dir, int rounds) {
     }
     printf("%lld tokens, %lld accepted, %lld preempted, %lld shared, %lld cancelled\n", (long long)sum.output_tokens,
            (long long)sum.accepted, (long long)sum.preempted, (long long)sum.shared, (long long)sum.cancelled);
-    assert_true(sum.preempted > 0 && sum.shared > 0 && sum.cancelled > 0 && sum.accepted > 0);
+    assert_true(sum.output_tokens > 0); /* what else occurs depends on the seed; tests below force it */
     free(all);
 }
 
@@ -319,6 +319,47 @@ static void test_poison(void **state) {
         loop_close(l);
         engine_close(g);
     }
+    free(all);
+}
+
+/* One slot, taken from a low priority by a higher one in the prompt and in the middle of the answer; two choices that share. */
+static void test_preemption_and_sharing(void **state) {
+    (void)state;
+    enum { N = 6 };
+    rnd r = rnd_open(seed + 4);
+    wanted *all = few(N, &r);
+    for (int slots = 1; slots <= 2; slots++) {
+        engine *g = open_engine(TINY, slots, 8, 1, 0);
+        loop *l = open_loop(g, &(loop_options){ .depth = 2, .fixed_depth = true });
+        ticket t[N] = { 0 };
+        for (int i = 0; i < N; i++) {
+            submit(l, &t[i], &all[i], -1, i);
+            for (int k = 0; k < 1 + 3 * i; k++) loop_step(l);
+        }
+        finish(l, 10000);
+        for (int i = 0; i < N; i++) check(&t[i], "preemption");
+        assert_true(loop_counted(l).preempted > 0);
+        loop_close(l);
+        engine_close(g);
+    }
+    engine *alone = open_engine(TINY, 1, 0, 1, 0), *g = open_engine(TINY, 2, 8, 1, 0);
+    wanted w = {
+        .n_prompt = 40, .max_tokens = 30, .stop = -1, .choices = 2, .sampling = { .temperature = 1, .top_p = 1 }
+    };
+    for (int i = 0; i < w.n_prompt; i++) w.prompt[i] = (int32_t)rnd_below(&r, 1544);
+    for (int i = 0; i < 2; i++) run_alone(alone, &w, i);
+    loop *l = open_loop(g, &(loop_options){ .depth = 2, .fixed_depth = true });
+    ticket t = { 0 };
+    submit(l, &t, &w, -1, 0);
+    finish(l, 1000);
+    check(&t, "a shared prompt");
+    const loop_stats s = loop_counted(l);
+    assert_int_equal(s.shared, 1);
+    assert_int_equal(s.prompt_rows, w.n_prompt);
+    assert_true(memcmp(t.got[0].v, t.got[1].v, sizeof t.got[0].v) != 0);
+    loop_close(l);
+    engine_close(g);
+    engine_close(alone);
     free(all);
 }
 
@@ -672,14 +713,12 @@ int main(void) {
     seed = s ? strtoull(s, NULL, 0) : 20261202;
     if (m) mixes = atoi(m);
     printf("seed %llu\n", (unsigned long long)seed);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_mixes),
-                                        cmocka_unit_test(test_mixes_nvfp4),
-                                        cmocka_unit_test(test_poison),
-                                        cmocka_unit_test(test_steady_state),
-                                        cmocka_unit_test(test_deadline_and_cancel),
-                                        cmocka_unit_test(test_refusals),
-                                        cmocka_unit_test(test_fairness),
-                                        cmocka_unit_test(test_acceptance),
-                                        cmocka_unit_test(test_threads) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_mixes),        cmocka_unit_test(test_mixes_nvfp4),
+        cmocka_unit_test(test_poison),       cmocka_unit_test(test_preemption_and_sharing),
+        cmocka_unit_test(test_steady_state), cmocka_unit_test(test_deadline_and_cancel),
+        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_fairness),
+        cmocka_unit_test(test_acceptance),   cmocka_unit_test(test_threads)
+    };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
