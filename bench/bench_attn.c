@@ -13,9 +13,9 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/pool.h"
+#include "base/read_bw.h"
 #include "num/bf16.h"
 #include "ops/ops.h"
-#include "read_bw.h"
 
 /* Qwen3.6-35B-A3B */
 enum {

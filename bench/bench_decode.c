@@ -12,8 +12,8 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/pool.h"
+#include "base/read_bw.h"
 #include "engine/engine.h"
-#include "read_bw.h"
 
 typedef struct piece {
     const uint8_t *p;

@@ -13,9 +13,9 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/pool.h"
+#include "base/read_bw.h"
 #include "kern/kern.h"
 #include "num/bf16.h"
-#include "read_bw.h"
 
 /* ---- operands, filled once with small numbers; no zeros, whose state rows would decay into slow subnormals ---- */
 

@@ -7,8 +7,8 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/pool.h"
+#include "base/read_bw.h"
 #include "kern/nv.h"
-#include "read_bw.h"
 
 enum { MAX_RUNS = 99, MAX_THREADS = 256, MAX_M = 1024, EXPERTS = 256, TOP = 8, HIDDEN = 2048, INNER = 512 };
 

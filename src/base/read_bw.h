@@ -2,8 +2,8 @@
  *
  * Four pages at a time, in turn, each line fetched 16 KB ahead: one plain stream gets 0.7 to 0.8 of it, because hardware
  * prefetchers stop at page borders. The loads are what counts, so they feed sums that wait for nothing else. */
-#ifndef NIBBLE_BENCH_READ_BW_H
-#define NIBBLE_BENCH_READ_BW_H
+#ifndef NIBBLE_READ_BW_H
+#define NIBBLE_READ_BW_H
 
 #include <stdint.h>
 
