@@ -70,6 +70,20 @@ bool engine_open(engine **out, const char *dir, const engine_options *opt, err *
     return false;
 }
 
+bool engine_open_weights(engine **out, const char *name, weights *w, const model_config *c, const engine_options *opt,
+                         err *e) {
+    engine *g = xcalloc(1, sizeof *g);
+    g->w = *w;
+    g->config = *c;
+    *w = (weights){ 0 };
+    g->files.dir = xmalloc(strlen(name) + 1);
+    strcpy(g->files.dir, name);
+    if (ops_open(&g->o, &opt->ops, e) && open_state(g, opt, e)) return *out = g, true;
+    engine_close(g);
+    *out = NULL;
+    return false;
+}
+
 void engine_close(engine *g) {
     if (!g) return;
     scratch_close(&g->sc);

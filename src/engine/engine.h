@@ -51,6 +51,10 @@ typedef struct engine {
 
 /* Errors: those of ckpt, config, weights, tokenizer, template, ops; E-MACHINE-MEMORY. */
 NODISCARD bool engine_open(engine **out, const char *dir, const engine_options *opt, err *e);
+/* The same over weights that are already in memory, without tokenizer and template. `name` stands for the directory in
+ * messages. Takes *w over (it is zeroed, also on failure); what its matrices point to must outlive the engine. */
+NODISCARD bool engine_open_weights(engine **out, const char *name, weights *w, const model_config *c,
+                                   const engine_options *opt, err *e);
 void engine_close(engine *g);
 /* Can these tokens be a prompt? Errors: E-ENGINE-EMPTY, E-ENGINE-CONTEXT (n >= ctx), E-ENGINE-TOKEN (id outside the
  * vocabulary). */
@@ -95,6 +99,9 @@ typedef struct gen_options {
     void (*on_round)(void *ctx, const gen_round *r); /* may be NULL */
     /* Progress of a long prompt; may be NULL. */
     void (*on_prompt)(void *ctx, int done, int total);
+    /* For benchmarks of models that were never trained: how many of a round's `depth` drafts count as accepted, whatever was
+     * drawn; these drafts are then the output. NULL: as verified. */
+    int (*simulate)(void *ctx, int depth);
     void *ctx;
     volatile const int *cancel; /* set to non-zero from a signal handler or another thread; may be NULL */
 } gen_options;

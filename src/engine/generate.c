@@ -83,6 +83,9 @@ static bool pick(run *r, int32_t *id, int row, int64_t position, err *e) {
     return sampler_draw(&g->sm, id, &r->opt->sampling, &x, e);
 }
 
+/* Tokens behind the first mismatch are of interest to someone. */
+static bool wants_all(const run *r) { return r->opt->on_round || r->opt->simulate; }
+
 /* As choose, from the best k of each row: the same ids, since nothing else could be drawn. */
 static bool choose_top(run *r, int32_t *picked, const float *hidden, const int32_t *drafts, int rows, int64_t pos0,
                        err *e) {
@@ -96,7 +99,7 @@ static bool choose_top(run *r, int32_t *picked, const float *hidden, const int32
     bool real = true;
     for (int i = 0; i < rows; i++) {
         picked[i] = -1;
-        if (!real && !r->opt->on_round) continue;
+        if (!real && !wants_all(r)) continue;
         err unused = { 0 }; /* of a position that is not reached */
         const bool ok = choose_from_top(g, &picked[i], p, ids + i * k, logits + i * k, k, pos0 + i,
                                         r->out->output_tokens + i, real ? e : &unused);
@@ -123,7 +126,7 @@ static bool choose(run *r, int32_t *picked, const float *hidden, const int32_t *
     bool ok = true, real = true;
     int pushed = 0;
     for (int i = 0; i < rows; i++) picked[i] = -1;
-    for (int i = 0; i < rows && ok && (real || r->opt->on_round); i++) {
+    for (int i = 0; i < rows && ok && (real || wants_all(r)); i++) {
         err unused = { 0 }; /* of a position that is not reached */
         const bool drawn = pick(r, &picked[i], i, pos0 + i, real ? e : &unused);
         ok = drawn || !real;
@@ -218,6 +221,14 @@ static void count_round(gen_result *out, const gen_round *round) {
     }
 }
 
+/* Drafts that a benchmark wants accepted take the place of what was drawn. */
+static void simulate(const run *r, gen_round *round) {
+    int n = r->opt->simulate(r->opt->ctx, round->depth);
+    while (n > 0 && round->target[n] < 0) n--; /* nothing could be drawn there */
+    for (int i = 0; i < n; i++) round->target[i] = round->draft[i];
+    round->accepted = n;
+}
+
 /* Draft, verify, accept. Acceptance compares each draft with the token that plain sampling draws at that position, so the
  * output cannot depend on the drafts (NUMERICS 8). */
 static bool spec_round(run *r, int depth, err *e) {
@@ -234,6 +245,7 @@ static bool spec_round(run *r, int depth, err *e) {
     forward_trunk(&g->sc, &g->st, rows, NULL, &span, 1);
     if (!choose(r, round.target, g->sc.hidden + g->config.hidden, round.draft, depth + 1, s->done + 1, e)) return false;
     while (round.accepted < depth && round.target[round.accepted] == round.draft[round.accepted]) round.accepted++;
+    if (r->opt->simulate) simulate(r, &round);
     count_round(r->out, &round);
     if (r->opt->on_round) r->opt->on_round(r->opt->ctx, &round);
     int taken = 0;

@@ -43,7 +43,7 @@ static int64_t group_left(void) {
     return max > used ? max - used : 0;
 }
 
-static int64_t machine_left(void) {
+int64_t memory_available(void) {
     char line[256];
     long long kb = -1;
     FILE *f = fopen("/proc/meminfo", "r");
@@ -70,7 +70,7 @@ void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, c
         c->heads * c->head_dim * 2 + c->hidden * 8 + config_conv_dim(c) * 4 + c->topk * (c->inter + c->hidden) * 4;
     p->work_bytes = rows * wide * 4 + (int64_t)c->vocab * 8 * 8;
     p->total_bytes = p->packed_bytes + p->screen_bytes + p->draft_bytes + p->state_bytes + p->work_bytes;
-    p->available_bytes = machine_left();
+    p->available_bytes = memory_available();
 }
 
 static double gb(int64_t bytes) { return (double)bytes / 1e9; }

@@ -16,9 +16,11 @@ typedef struct memory_plan {
     int64_t state_bytes; /* KV, GDN state, conv windows of all sequences, full contexts */
     int64_t work_bytes;  /* activations of one pass, logits */
     int64_t total_bytes;
-    int64_t available_bytes; /* MemAvailable, or what the control group leaves of it; INT64_MAX when unknown */
+    int64_t available_bytes; /* memory_available() */
 } memory_plan;
 
+/* MemAvailable, or what the control group leaves of it; INT64_MAX when unknown. */
+int64_t memory_available(void);
 void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, const heads_options *heads, int slots,
                       int capacity, dtype kv_type, int rows);
 /* limit_bytes 0: what is available. Error: E-MACHINE-PLAN (what is needed, what there is, what to lower). */
