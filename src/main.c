@@ -19,6 +19,7 @@ static const struct command {
     { "requant-mtp", "add, replace or take out the draft head of an export", cmd_requant_mtp },
     { "tokenize", "text to token ids", cmd_tokenize },
     { "detokenize", "token ids to text", cmd_detokenize },
+    { "bench", "speed beside what the memory allows", cmd_bench },
     { "render", "what the chat template makes of a request", cmd_render },
 };
 

@@ -11,7 +11,7 @@
 typedef int cmd_fn(int argc, char **argv, err *e);
 
 cmd_fn cmd_run, cmd_chat, cmd_logits, cmd_inspect, cmd_quantize, cmd_requant_mtp, cmd_tokenize, cmd_detokenize,
-    cmd_render;
+    cmd_render, cmd_bench;
 
 /* Options every command has. Read them with cmd_common() after cmd_parse. */
 typedef struct cmd_options {
@@ -56,6 +56,9 @@ void cmd_sampling_options(arg_opt *opts, cmd_sampling *s);
  * W-SAMPLE-PENALTIES. */
 NODISCARD bool cmd_sampler(sampler_params *out, cmd_sampling *s, const engine *g, err *e);
 void cmd_sampling_free(cmd_sampling *s);
+/* Choices of --kv, --act and --head (indices are kv_mode, act_mode, head_mode); the rows --draft-head asks for. */
+extern const char *const cmd_kv_choices[], *const cmd_act_choices[], *const cmd_head_choices[];
+NODISCARD bool cmd_draft_head(int *out, const char *text, err *e);
 NODISCARD bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, err *e);
 
 #endif

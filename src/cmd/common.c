@@ -12,9 +12,9 @@
 
 static const char *const isa_choices[] = { "best", "ref", "avx2", "avx512", "amx", "neon", NULL };
 static const char *const device_choices[] = { "cpu", "ref", NULL };
-static const char *const kv_choices[] = { "auto", "f32", "bf16", "fp8", NULL };
-static const char *const head_choices[] = { "auto", "full", "screened", NULL };
-static const char *const act_choices[] = { "auto", "fp4", "int8", "bf16", NULL };
+const char *const cmd_kv_choices[] = { "auto", "f32", "bf16", "fp8", NULL };
+const char *const cmd_head_choices[] = { "auto", "full", "screened", NULL };
+const char *const cmd_act_choices[] = { "auto", "fp4", "int8", "bf16", NULL };
 static cmd_options common;
 
 static const arg_opt common_options[] = {
@@ -265,17 +265,17 @@ void cmd_sampling_options(arg_opt *o, cmd_sampling *s) {
         { .type = ARG_ENUM,
           .name = "kv",
           .dst = &s->kv,
-          .choices = kv_choices,
+          .choices = cmd_kv_choices,
           .help = "KV cache type; auto is fp8 when the export declares it, else f32" },
         { .type = ARG_ENUM,
           .name = "act",
           .dst = &s->act,
-          .choices = act_choices,
+          .choices = cmd_act_choices,
           .help = "inputs of NVFP4 Linears; auto is as exported" },
         { .type = ARG_ENUM,
           .name = "head",
           .dst = &s->head,
-          .choices = head_choices,
+          .choices = cmd_head_choices,
           .help = "how the output head is read; screened: an 8-bit copy first, the same tokens; auto: from 64 MB on" },
         { .type = ARG_STR,
           .name = "draft-head",
@@ -386,18 +386,24 @@ void cmd_sampling_free(cmd_sampling *s) {
     free(s->stop_values);
 }
 
-bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, err *e) {
+bool cmd_draft_head(int *out, const char *text, err *e) {
     int64_t rows = DRAFT_HEAD_AUTO;
-    if (s->draft_head && strcmp(s->draft_head, "full") == 0)
+    if (text && strcmp(text, "full") == 0)
         rows = DRAFT_HEAD_FULL;
-    else if (s->draft_head && (!args_int(&rows, s->draft_head) || rows < 1 || rows > INT32_MAX / 2))
-        return fail(e, ERR_USAGE, "E-USAGE", "--draft-head: '%.40s' is neither full nor a number of rows",
-                    s->draft_head);
+    else if (text && (!args_int(&rows, text) || rows < 1 || rows > INT32_MAX / 2))
+        return fail(e, ERR_USAGE, "E-USAGE", "--draft-head: '%.40s' is neither full nor a number of rows", text);
+    *out = (int)rows;
+    return true;
+}
+
+bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, err *e) {
+    int rows;
+    if (!cmd_draft_head(&rows, s->draft_head, e)) return false;
     const engine_options o = { .ops = cmd_ops_options(),
                                .ctx = s->ctx,
                                .kv = (kv_mode)s->kv,
                                .act = (act_mode)s->act,
-                               .heads = { .mode = (head_mode)s->head, .draft_rows = (int)rows },
+                               .heads = { .mode = (head_mode)s->head, .draft_rows = rows },
                                .memory_bytes = s->memory,
                                .need_text = need_text };
     if (!engine_open(out, dir, &o, e)) return false;
