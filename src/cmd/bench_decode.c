@@ -53,8 +53,9 @@ static int simulated(void *ctx, int depth) {
     bench *b = ctx;
     const double start = rng_uniform((uint64_t)b->o->seed, 0, 0, 1);
     const double u = fmod(start + 0.6180339887498949 * (double)b->simulated[depth]++, 1);
+    double p = b->o->accept;
     int n = 0;
-    for (double p = b->o->accept; n < depth && u < p; p *= b->o->accept) n++;
+    while (n < depth && u < p) p *= b->o->accept, n++;
     return n;
 }
 

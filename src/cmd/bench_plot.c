@@ -17,8 +17,8 @@ typedef struct drawing {
     int n_places, n_groups;
 } drawing;
 
-static const char *const colours[] = { "#1f6fb4", "#d1495b", "#2e8b57", "#8a5fbf",
-                                       "#c77f1a", "#3b8ea5", "#7a7a7a", "#a0522d" };
+static const char *const colours[] = { "#1f6fb4", "#d1495b", "#2e8b57", "#8a5fbf", "#c77f1a", "#3b8ea5",
+                                       "#7a7a7a", "#a0522d", "#000000", "#e377c2", "#9acd32", "#4b0082" };
 
 static double value(const drawing *d, int row, int col) {
     return col < 0 ? (double)NAN : d->t->cells[row * d->t->n_cols + col].v;
@@ -81,11 +81,13 @@ static double step_for(double top) {
 static void axes(const drawing *d) {
     const int right = WIDTH - RIGHT, bottom = HEIGHT - BOTTOM;
     const double step = step_for(d->top);
-    for (double v = 0; v <= d->top; v += step)
+    for (int i = 0; i * step <= d->top; i++) {
+        const double v = i * step;
         buf_printf(d->b,
                    "<line x1=\"%d\" y1=\"%.1f\" x2=\"%d\" y2=\"%.1f\" stroke=\"#ddd\"/>"
                    "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
                    LEFT, y_at(d, v), right, y_at(d, v), LEFT - 6, y_at(d, v) + 4, v);
+    }
     for (int i = 0; i < d->n_places; i++)
         buf_printf(d->b, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.0f</text>\n", x_at(d, i), bottom + 18,
                    d->places[i]);
@@ -115,17 +117,19 @@ static void mark(const drawing *d, int group, int row) {
     const double v = value(d, row, d->p->y_col), lo = value(d, row, d->p->lo_col), hi = value(d, row, d->p->hi_col);
     const double shift = (group + 0.5) / d->n_groups - 0.5, wide = 0.7 * (x_at(d, 1) - x_at(d, 0)) / d->n_groups;
     const double x = d->p->bars ? x_at(d, place_of(d, row) + 0.7 * shift) : x_at(d, place_of(d, row));
+    const double aside = d->p->bars ? 0 : 3.0 * group; /* spreads of several groups beside each other */
     if (!isfinite(v)) return;
     if (d->p->bars)
         buf_printf(d->b,
                    "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>"
                    "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.*f</text>\n",
-                   x - wide / 2, y_at(d, v), wide, y_at(d, 0) - y_at(d, v), colour, x, y_at(d, v) - 5, v < 10, v);
+                   x - wide / 2, y_at(d, v), wide, y_at(d, 0) - y_at(d, v), colour, x,
+                   y_at(d, fmax(v, isfinite(hi) ? hi : v)) - 5, v < 10, v);
     else
         buf_printf(d->b, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", x, y_at(d, v), colour);
     if (isfinite(lo) && isfinite(hi))
-        buf_printf(d->b, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\"/>\n", x, y_at(d, lo), x,
-                   y_at(d, hi), d->p->bars ? "#333" : colour);
+        buf_printf(d->b, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\"/>\n", x + aside,
+                   y_at(d, lo), x + aside, y_at(d, hi), d->p->bars ? "#333" : colour);
 }
 
 static void draw(drawing *d) {
@@ -141,6 +145,7 @@ static void draw(drawing *d) {
         path(d, g, d->p->ref_col, "stroke-dasharray=\"5 4\"");
         for (int r = 0; r < d->t->rows; r++)
             if (in_group(d, r, g)) mark(d, g, r);
+        if (!d->groups[g][0]) continue; /* only one, without a name */
         const int y = TOP + 8 + 18 * g, x = WIDTH - RIGHT + 14;
         buf_printf(
             d->b, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s</text>\n",

@@ -8,9 +8,9 @@
 static bool read_list(bench_list *out, const char *option, const char *text, int lo, int hi, err *e) {
     *out = (bench_list){ .n = 0 };
     for (const char *at = text;; at++) {
-        char *end;
-        const long v = *at >= '0' && *at <= '9' ? strtol(at, &end, 10) : -1;
-        if (v < lo || v > hi || (*end && *end != ',') || out->n == BENCH_MAX_LIST)
+        char *end = NULL;
+        const long v = strtol(at, &end, 10);
+        if (*at < '0' || *at > '9' || v < lo || v > hi || (*end && *end != ',') || out->n == BENCH_MAX_LIST)
             return fail(e, ERR_USAGE, "E-USAGE", "--%s: '%.80s' is no list of at most %d numbers within %d and %d",
                         option, text, BENCH_MAX_LIST, lo, hi);
         for (int i = 0; i < out->n; i++)

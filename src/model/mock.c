@@ -258,6 +258,7 @@ bool mock_plan(mock *out, int which, int layers, err *e) {
 }
 
 static void *map(size_t bytes, int flags) {
+    /* cppcheck-suppress invalidFunctionArg ; what MAP_ANONYMOUS asks for */
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_ANONYMOUS | flags, -1, 0);
     if (p == MAP_FAILED) return NULL;
     madvise(p, bytes, MADV_HUGEPAGE); /* advice */
