@@ -39,21 +39,9 @@ static void add_mat(reader *r, const wmat *m) {
 }
 
 static void add_layer(reader *r, const wlayer *l, int topk, int salt) {
-    const wmat *all[] = { &l->in_qkv,
-                          &l->in_z,
-                          &l->in_b,
-                          &l->in_a,
-                          &l->gdn_out,
-                          &l->q,
-                          &l->k,
-                          &l->v,
-                          &l->o,
-                          &l->ffn.router,
-                          &l->ffn.shared_gate_in,
-                          &l->ffn.gate,
-                          &l->ffn.up,
-                          &l->ffn.down };
-    for (size_t i = 0; i < ARRAY_LEN(all); i++) add_mat(r, all[i]);
+    const wmat *all[LAYER_MATS];
+    wlayer_mats(all, l);
+    for (int i = 0; i < LAYER_MATS; i++) add_mat(r, all[i]);
     const wexperts *x = &l->ffn.experts;
     const size_t bytes = (size_t)x->inter * (size_t)x->hidden * (size_t)dtype_bytes(x->type);
     for (int i = 0; i < topk && x->count > 0; i++) {

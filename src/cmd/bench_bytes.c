@@ -16,21 +16,9 @@ static void add_mat(bench_bytes *b, const wmat *m) {
 static double distinct(int n, int k, double rows) { return n * (1 - pow(1 - (double)k / n, rows)); }
 
 static void add_layer(bench_bytes *b, const wlayer *l, const model_config *c, double rows) {
-    const wmat *all[] = { &l->in_qkv,
-                          &l->in_z,
-                          &l->in_b,
-                          &l->in_a,
-                          &l->gdn_out,
-                          &l->q,
-                          &l->k,
-                          &l->v,
-                          &l->o,
-                          &l->ffn.router,
-                          &l->ffn.shared_gate_in,
-                          &l->ffn.gate,
-                          &l->ffn.up,
-                          &l->ffn.down };
-    for (size_t i = 0; i < ARRAY_LEN(all); i++) add_mat(b, all[i]);
+    const wmat *all[LAYER_MATS];
+    wlayer_mats(all, l);
+    for (int i = 0; i < LAYER_MATS; i++) add_mat(b, all[i]);
     if (l->kind == LAYER_GDN) b->plain += 4.0 * config_conv_dim(c) * c->conv_kernel;
     const wexperts *x = &l->ffn.experts;
     if (x->count == 0) return;
@@ -84,10 +72,10 @@ double bench_macs(const engine *g) {
     double n = 0;
     for (int i = 0; i < g->config.layers; i++) {
         const wlayer *l = &g->w.layers[i];
-        const wmat *all[] = { &l->in_qkv, &l->in_z, &l->in_b,       &l->in_a,     &l->gdn_out, &l->q,       &l->k,
-                              &l->v,      &l->o,    &l->ffn.router, &l->ffn.gate, &l->ffn.up,  &l->ffn.down };
-        for (size_t j = 0; j < ARRAY_LEN(all); j++)
-            if (all[j]->data) n += (double)all[j]->rows * all[j]->cols;
+        const wmat *all[LAYER_MATS];
+        wlayer_mats(all, l);
+        for (int j = 0; j < LAYER_MATS; j++)
+            if (all[j]->data && all[j] != &l->ffn.shared_gate_in) n += (double)all[j]->rows * all[j]->cols;
         n += 3.0 * g->config.topk * l->ffn.experts.inter * l->ffn.experts.hidden;
     }
     return n;

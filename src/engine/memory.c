@@ -22,11 +22,9 @@ static void add_experts(memory_plan *p, const wexperts *x) {
 }
 
 static void add_layer(memory_plan *p, const wlayer *l) {
-    const wmat *mats[] = {
-        &l->in_qkv, &l->in_z, &l->in_b,       &l->in_a,     &l->gdn_out, &l->q,        &l->k,
-        &l->v,      &l->o,    &l->ffn.router, &l->ffn.gate, &l->ffn.up,  &l->ffn.down, &l->ffn.shared_gate_in
-    };
-    for (size_t i = 0; i < ARRAY_LEN(mats); i++) add_mat(p, mats[i]);
+    const wmat *all[LAYER_MATS];
+    wlayer_mats(all, l);
+    for (int i = 0; i < LAYER_MATS; i++) add_mat(p, all[i]);
     add_experts(p, &l->ffn.experts);
 }
 

@@ -502,3 +502,21 @@ void weights_free(weights *w) {
     arena_free(&w->mem);
     *w = (weights){ 0 };
 }
+
+void wlayer_mats(const wmat *out[LAYER_MATS], const wlayer *l) {
+    const wmat *all[LAYER_MATS] = { &l->in_qkv,
+                                    &l->in_z,
+                                    &l->in_b,
+                                    &l->in_a,
+                                    &l->gdn_out,
+                                    &l->q,
+                                    &l->k,
+                                    &l->v,
+                                    &l->o,
+                                    &l->ffn.router,
+                                    &l->ffn.shared_gate_in,
+                                    &l->ffn.gate,
+                                    &l->ffn.up,
+                                    &l->ffn.down };
+    memcpy(out, all, sizeof all);
+}

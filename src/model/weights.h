@@ -69,6 +69,10 @@ typedef struct wlayer {
     wffn ffn;
 } wlayer;
 
+/* Every matrix of a layer outside its routed experts; absent ones have no data. */
+enum { LAYER_MATS = 14 };
+void wlayer_mats(const wmat *out[LAYER_MATS], const wlayer *l);
+
 typedef struct wmtp { /* present == false: the checkpoint has no draft head */
     bool present;
     float *norm_embed, *norm_hidden, *norm; /* [hidden] 1 + w: pre_fc_norm_embedding, pre_fc_norm_hidden, norm */
