@@ -102,7 +102,7 @@ static void one_matrix(bench *b, int thread, const uint8_t *w, int N, int K, con
 static void layer(void *ctx, int thread, int threads) {
     bench *b = ctx;
     int64_t begin, end;
-    const int64_t up = nv_panel_bytes(HIDDEN) * nv_panels(2 * INNER), down = nv_panel_bytes(INNER) * nv_panels(HIDDEN);
+    const int64_t up = nv_matrix_bytes(2 * INNER, HIDDEN), down = nv_matrix_bytes(HIDDEN, INNER);
     pool_share(EXPERTS, 1, thread, threads, &begin, &end);
     for (int64_t x = begin; x < end; x++) {
         const uint8_t *w = b->weights + x * (up + down);
@@ -114,7 +114,7 @@ static void layer(void *ctx, int thread, int threads) {
 static void stream(void *ctx, int thread, int threads) {
     bench *b = ctx;
     int64_t begin, end;
-    pool_share(nv_panels(b->N) * nv_panel_bytes(b->K), 4096, thread, threads, &begin, &end);
+    pool_share(nv_matrix_bytes(b->N, b->K), 4096, thread, threads, &begin, &end);
     const read_vec v = read_bw(b->weights + begin, end - begin);
     memcpy(b->sums[thread], &v, sizeof v);
 }
@@ -179,7 +179,7 @@ static void few_rows(bench *b) {
             const double r = timed(b, stream, false), d = timed(b, dense, false);
             if (i >= 0) read[i] = r, dot[i] = d;
         }
-        show(b, "dot 65536x2048", "GB/s", (double)(nv_panels(b->N) * nv_panel_bytes(b->K)), dot, "read", read);
+        show(b, "dot 65536x2048", "GB/s", (double)(nv_matrix_bytes(b->N, b->K)), dot, "read", read);
     }
 }
 
@@ -213,7 +213,7 @@ static void many_rows(bench *b, bool layers) {
 
 static bool bench_new(bench *b, int threads, err *e) {
     const size_t planes = (size_t)(nv_tile_bytes(4096) * MAX_M / 16), y = (size_t)MAX_M * 65536;
-    b->bytes = EXPERTS * 3 * nv_panel_bytes(HIDDEN) * nv_panels(INNER);
+    b->bytes = EXPERTS * 3 * nv_matrix_bytes(INNER, HIDDEN);
     b->weights = aligned_alloc(4096, (size_t)(b->bytes + 4095) / 4096 * 4096);
     b->act_mem = aligned_alloc(64, nv_act_bytes(4096) * MAX_M);
     bool ok = b->weights && b->act_mem;

@@ -8,15 +8,14 @@
 static void add_mat(memory_plan *p, const wmat *m) {
     if (!m->data) return;
     if (m->q.format == WF_NVFP4)
-        p->packed_bytes += nv_panels(m->rows) * nv_panel_bytes(m->cols);
+        p->packed_bytes += nv_matrix_bytes(m->rows, m->cols);
     else
         p->mapped_bytes += (int64_t)m->rows * m->cols * dtype_bytes(m->type);
 }
 
 static void add_experts(memory_plan *p, const wexperts *x) {
     if (x->count > 0 && x->gate_q && x->gate_q[0].format == WF_NVFP4)
-        p->packed_bytes += x->count * (2 * nv_panels(x->inter) * nv_panel_bytes(x->hidden) +
-                                       nv_panels(x->hidden) * nv_panel_bytes(x->inter));
+        p->packed_bytes += x->count * (2 * nv_matrix_bytes(x->inter, x->hidden) + nv_matrix_bytes(x->hidden, x->inter));
     else
         p->mapped_bytes += (int64_t)x->count * 3 * x->inter * x->hidden * dtype_bytes(x->type);
 }

@@ -1,5 +1,7 @@
 #include "kern/nv.h"
 
+#include <string.h>
+
 size_t nv_act_bytes(int K) {
     const size_t k = (size_t)nv_padded(K);
     return 4 * k + 64; /* as float inputs; the integer form needs 1.5 k */
@@ -13,6 +15,13 @@ nv_act nv_act_at(void *mem, int K) {
                      .bias = (int32_t *)(void *)(p + k + k / 4),
                      .x = (float *)(void *)p,
                      .factor = 1 };
+}
+
+void nv_act_clear_tail(nv_act *a, int K) {
+    const int tail = nv_padded(K) - K, blocks = tail / 16, first = K / 16;
+    memset(a->codes + K, 0, (size_t)tail);
+    memset(a->scale + first, 0, (size_t)blocks * sizeof *a->scale);
+    memset(a->bias + first, 0, (size_t)blocks * sizeof *a->bias);
 }
 
 void nv_kern_init(nv_kern *k, kern_isa cap) {

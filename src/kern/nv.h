@@ -20,6 +20,7 @@ enum { NV_ROWS = 16, NV_COLS = 64, NV_GROUP_BYTES = 576 };
 static inline int nv_padded(int K) { return (K + NV_COLS - 1) / NV_COLS * NV_COLS; }
 static inline int64_t nv_panel_bytes(int K) { return (int64_t)nv_padded(K) / NV_COLS * NV_GROUP_BYTES; }
 static inline int nv_panels(int N) { return (N + NV_ROWS - 1) / NV_ROWS; }
+static inline int64_t nv_matrix_bytes(int N, int K) { return nv_panels(N) * nv_panel_bytes(K); }
 
 /* One quantized input row; Kp = nv_padded(K). */
 typedef struct nv_act {
@@ -34,6 +35,8 @@ typedef struct nv_act {
 /* Bytes behind one nv_act, a multiple of 64; nv_act_at points the members into them. */
 size_t nv_act_bytes(int K);
 nv_act nv_act_at(void *mem, int K);
+/* The columns behind K of the integer form: zero codes under zero scales. */
+void nv_act_clear_tail(nv_act *a, int K);
 
 typedef struct nv_kern {
     kern_isa isa;

@@ -2,9 +2,8 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "kern/kern_isa.h"
 #include "kern/nv.h"
-
-#define INLINE static inline __attribute__((always_inline))
 
 enum { BLOCK = 16, HALF = 8, MB = 2, AHEAD_BYTES = 2304 };
 
@@ -122,11 +121,8 @@ static void dot_float(float *y, int64_t ldy, const uint8_t *panels, int64_t stri
 static void act_fp4(nv_act *a, const uint8_t *codes, const uint8_t *scales, int K) {
     const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
     const __m128i nibble = _mm_set1_epi8(15), ones8 = _mm_set1_epi8(1), ones16 = _mm_set1_epi16(1);
-    const int Kp = nv_padded(K);
     bool bad = false;
-    memset(a->codes + K, 0, (size_t)(Kp - K));
-    memset(a->scale + K / BLOCK, 0, (size_t)(Kp - K) / BLOCK * sizeof *a->scale);
-    memset(a->bias + K / BLOCK, 0, (size_t)(Kp - K) / BLOCK * sizeof *a->bias);
+    nv_act_clear_tail(a, K);
     for (int b = 0; b < K / BLOCK; b++) {
         const __m128i c = _mm_loadl_epi64((const __m128i *)(const void *)(codes + b * 8));
         const __m128i e = _mm_and_si128(c, nibble), o = _mm_and_si128(_mm_srli_epi32(c, 4), nibble);

@@ -3,9 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kern/kern_isa.h"
 #include "kern/nv.h"
-
-#define INLINE static inline __attribute__((always_inline))
 
 enum { BLOCK = 16, MB = 4, AHEAD_BYTES = 2304 };
 
@@ -123,13 +122,6 @@ static void dot_float(float *y, int64_t ldy, const uint8_t *panels, int64_t stri
 
 /* ---- inputs ---- */
 
-static void clear_tail(nv_act *a, int K) {
-    const int Kp = nv_padded(K);
-    memset(a->codes + K, 0, (size_t)(Kp - K));
-    memset(a->scale + K / BLOCK, 0, (size_t)(Kp - K) / BLOCK * sizeof *a->scale);
-    memset(a->bias + K / BLOCK, 0, (size_t)(Kp - K) / BLOCK * sizeof *a->bias);
-}
-
 /* -12 x the sums of the blocks: 16 bytes each. */
 static void biases(nv_act *a, int K) {
     const __m128i ones = _mm_set1_epi8(1);
@@ -145,7 +137,7 @@ static void act_fp4(nv_act *a, const uint8_t *codes, const uint8_t *scales, int 
     const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
     const __m128i nibble = _mm_set1_epi8(15);
     bool bad = false;
-    clear_tail(a, K);
+    nv_act_clear_tail(a, K);
     for (int b = 0; b < K / BLOCK; b++) {
         const __m128i c = _mm_loadl_epi64((const __m128i *)(const void *)(codes + b * 8));
         const __m128i e = _mm_and_si128(c, nibble), o = _mm_and_si128(_mm_srli_epi32(c, 4), nibble);
@@ -162,7 +154,7 @@ INLINE __m512 absolute(__m512 v) { return _mm512_abs_ps(v); }
 static void act_int8(nv_act *a, const float *x, int K) {
     __m512 top = _mm512_setzero_ps();
     __mmask16 nan = 0;
-    clear_tail(a, K);
+    nv_act_clear_tail(a, K);
     for (int i = 0; i < K; i += BLOCK) {
         const __m512 v = _mm512_loadu_ps(x + i);
         nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);

@@ -2,9 +2,8 @@
 #include <arm_neon.h>
 #include <string.h>
 
+#include "kern/kern_isa.h"
 #include "kern/nv.h"
-
-#define INLINE static inline __attribute__((always_inline))
 
 enum { BLOCK = 16, QUARTER = 4, MB = 2 };
 

@@ -25,10 +25,7 @@ static void pack(uint8_t *panel, const uint8_t *codes, const uint8_t *scales, in
 }
 
 static void act_fp4(nv_act *a, const uint8_t *codes, const uint8_t *scales, int K) {
-    const int Kp = nv_padded(K);
-    memset(a->codes + K, 0, (size_t)(Kp - K));
-    memset(a->scale + K / BLOCK, 0, (size_t)(Kp - K) / BLOCK * sizeof *a->scale);
-    memset(a->bias + K / BLOCK, 0, (size_t)(Kp - K) / BLOCK * sizeof *a->bias);
+    nv_act_clear_tail(a, K);
     a->bad = false;
     for (int b = 0; b < K / BLOCK; b++) {
         int sum = 0;
@@ -46,7 +43,6 @@ static void act_fp4(nv_act *a, const uint8_t *codes, const uint8_t *scales, int 
 }
 
 static void act_int8(nv_act *a, const float *x, int K) {
-    const int Kp = nv_padded(K);
     float amax = 0;
     bool bad = false;
     for (int i = 0; i < K; i++) {
@@ -56,9 +52,7 @@ static void act_int8(nv_act *a, const float *x, int K) {
     const float t = amax / 121920.0f;
     a->factor = t;
     a->bad = bad;
-    memset(a->codes + K, 0, (size_t)(Kp - K));
-    memset(a->scale + K / BLOCK, 0, (size_t)(Kp - K) / BLOCK * sizeof *a->scale);
-    memset(a->bias + K / BLOCK, 0, (size_t)(Kp - K) / BLOCK * sizeof *a->bias);
+    nv_act_clear_tail(a, K);
     for (int b = 0; b < K / BLOCK; b++) {
         float m = 0;
         for (int i = 0; i < BLOCK; i++) m = fabsf(x[b * BLOCK + i]) > m ? fabsf(x[b * BLOCK + i]) : m;

@@ -1,15 +1,9 @@
 /* AVX2: codes widened to 16 bits against q itself. Byte products would saturate (2 * 255 * 127 > 32767). */
+#include "kern/kern_isa.h"
 #include "kern/screen.h"
 
 #include <immintrin.h>
 #include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
 
 /* A lane of 32 bits holds 256 sums of two products of at most 127 * 32767; a chunk makes 128 in each. */
 enum { CHUNK = 4096, AHEAD = 8192 };

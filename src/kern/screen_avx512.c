@@ -1,15 +1,9 @@
 /* AVX-512 with VNNI: 64 codes a step, unsigned bytes of q + 32768 against signed codes; 32768 * sum(Q) comes off at the end. */
+#include "kern/kern_isa.h"
 #include "kern/screen.h"
 
 #include <immintrin.h>
 #include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
 
 enum { ROWS = 2, AHEAD = 8192 };
 

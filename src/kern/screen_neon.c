@@ -1,9 +1,8 @@
 /* NEON (AArch64 base): codes widened to 16 bits against q itself. */
+#include "kern/kern_isa.h"
 #include "kern/screen.h"
 
 #include <arm_neon.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* A lane of 32 bits holds 512 products of at most 127 * 32767: two of them in 16 columns. */
 enum { CHUNK = 4096, AHEAD = 4096 };

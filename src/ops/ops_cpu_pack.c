@@ -46,7 +46,7 @@ static void pack_part(void *ctx, int thread, int threads) {
 bool cpu_linear_new(ops *o, linear **out, const linear_desc *d, err *e) {
     if (!host_linear_new(o, out, d, e)) return false;
     if (d->q.format != LINEAR_NVFP4) return true;
-    const size_t bytes = (size_t)nv_panels(d->rows) * (size_t)nv_panel_bytes(d->cols);
+    const size_t bytes = (size_t)nv_matrix_bytes(d->rows, d->cols);
     if (!packed_new(o, &(*out)->packed, bytes, e)) {
         host_linear_free(o, *out);
         *out = NULL;
@@ -128,8 +128,8 @@ bool cpu_experts_new(ops *o, experts **out, const experts_desc *d, err *e) {
     if (!host_experts_new(o, out, d, e)) return false;
     experts *x = *out;
     if (!all_nvfp4(x)) return true;
-    const size_t in = (size_t)x->count * 2 * (size_t)nv_panels(x->inter) * (size_t)nv_panel_bytes(x->hidden);
-    const size_t down = (size_t)x->count * (size_t)nv_panels(x->hidden) * (size_t)nv_panel_bytes(x->inter);
+    const size_t in = (size_t)x->count * 2 * (size_t)nv_matrix_bytes(x->inter, x->hidden);
+    const size_t down = (size_t)x->count * (size_t)nv_matrix_bytes(x->hidden, x->inter);
     if (!packed_new(o, &x->packed_in, in, e) || !packed_new(o, &x->packed_down, down, e)) {
         cpu_experts_free(o, x);
         *out = NULL;
