@@ -4,18 +4,9 @@
 #include <string.h>
 
 #include "kern/quant.h"
-#include "num/bf16.h"
 
 static const int64_t SCREEN_FROM_BYTES = 64 << 20;
 enum { AUTO_ROWS = 65536 };
-
-static void rows_upcast(float *y, const wmat *m, int row) {
-    const int64_t at = (int64_t)row * m->cols;
-    for (int i = 0; i < m->cols; i++)
-        y[i] = m->type == DT_BF16  ? bf16_to_f32(((const uint16_t *)m->data)[at + i])
-               : m->type == DT_F16 ? f16_to_f32(((const uint16_t *)m->data)[at + i])
-                                   : ((const float *)m->data)[at + i];
-}
 
 int32_t heads_draft_id(const net_heads *h, int i) {
     return i < h->draft_first ? i : h->vocab - (h->draft_rows - h->draft_first) + (i - h->draft_first);
@@ -29,30 +20,75 @@ size_t heads_draft_bytes(const net_heads *h) {
     return h->draft ? (size_t)h->draft_rows * (size_t)linear_cols(h->draft) / 16 * 9 : 0;
 }
 
+/* Rows of the draft head a piece at a time, as float32 on the host: the device's own embedding op reads them. */
+typedef struct rows_reader {
+    const net_heads *h;
+    const linear *head;
+    void *ids, *x; /* device */
+    float *host;   /* [PIECE, K] */
+} rows_reader;
+enum { PIECE = 256 };
+
+static bool reader_open(rows_reader *r, const net_heads *h, const linear *head, err *e) {
+    const size_t bytes = PIECE * (size_t)linear_cols(head) * sizeof(float);
+    *r = (rows_reader){ .h = h, .head = head, .host = xmalloc(bytes) };
+    return h->o->mem_new(h->o, &r->ids, PIECE * sizeof(int32_t), e) && h->o->mem_new(h->o, &r->x, bytes, e);
+}
+
+static void reader_close(rows_reader *r) {
+    r->h->o->mem_free(r->h->o, r->ids);
+    r->h->o->mem_free(r->h->o, r->x);
+    free(r->host);
+}
+
+/* Rows [at, at + result) of the draft head -> host. */
+static int read_rows(const rows_reader *r, int at) {
+    ops *o = r->h->o;
+    const int n = (int)min_i64(PIECE, r->h->draft_rows - at), K = linear_cols(r->head);
+    int32_t ids[PIECE];
+    for (int i = 0; i < n; i++) ids[i] = heads_draft_id(r->h, at + i);
+    o->upload(o, r->ids, ids, (size_t)n * sizeof *ids);
+    o->embed(o, r->x, r->head, r->ids, n);
+    o->download(o, r->host, r->x, (size_t)n * (size_t)K * sizeof(float));
+    return n;
+}
+
 /* Weight-only quantization, one tensor scale; what its rounding does to the order of tokens costs only acceptance. */
-static bool draft_open(net_heads *h, const wmat *m, err *e) {
-    const int K = m->cols, rows = h->draft_rows;
+static float draft_encode(net_heads *h, const rows_reader *r, int K) {
+    const int rows = h->draft_rows;
     quant_kern q;
     quant_kern_init(&q, ISA_COUNT);
-    float *row = xmalloc((size_t)K * sizeof *row), amax = 0;
-    for (int i = 0; i < rows; i++) {
-        rows_upcast(row, m, heads_draft_id(h, i));
-        const float top = q.amax_f32(row, K);
-        if (top > amax) amax = top;
+    float amax = 0;
+    for (int at = 0, n; at < rows; at += n) {
+        n = read_rows(r, at);
+        for (int i = 0; i < n; i++) { /* row by row: a NaN hides no other row's maximum */
+            const float top = q.amax_f32(r->host + (int64_t)i * K, K);
+            if (top > amax) amax = top;
+        }
     }
     h->codes = xmalloc((size_t)rows * (size_t)K / 2);
     h->scales = xmalloc((size_t)rows * (size_t)K / 16);
     const float s2 = amax > 0 && amax < 3e38f ? nvfp4_scale_2(amax, ARITH_CUDA) : 1.0f;
-    for (int64_t i = 0; i < rows; i++) {
-        rows_upcast(row, m, heads_draft_id(h, (int)i));
-        q.encode_f32(h->codes + i * K / 2, h->scales + i * K / 16, row, K, s2, ARITH_CUDA);
+    for (int at = 0, n; at < rows; at += n) {
+        n = read_rows(r, at);
+        const int64_t first = (int64_t)at * K;
+        q.encode_f32(h->codes + first / 2, h->scales + first / 16, r->host, (int64_t)n * K, s2, ARITH_CUDA);
     }
     for (int64_t i = 0; i < (int64_t)rows * K / 16; i++)
         if (h->scales[i] >= 0x7f) h->scales[i] = 0; /* a row that is not finite is never drafted */
-    free(row);
+    return s2;
+}
+
+static bool draft_open(net_heads *h, const linear *head, err *e) {
+    const int K = linear_cols(head);
+    rows_reader r;
+    const bool ok = reader_open(&r, h, head, e);
+    const float s2 = ok ? draft_encode(h, &r, K) : 0;
+    reader_close(&r);
+    if (!ok) return false;
     const linear_desc d = { .name = "draft head",
                             .type = DT_U8,
-                            .rows = rows,
+                            .rows = h->draft_rows,
                             .cols = K,
                             .data = h->codes,
                             .q = {
@@ -105,7 +141,7 @@ bool heads_open(net_heads *h, ops *o, const linear *head, const wmat *m, int voc
     if (want == 0) return true;
     h->draft_first = want;
     h->draft_rows = want + DRAFT_HEAD_LAST;
-    return draft_open(h, m, e);
+    return draft_open(h, head, e);
 }
 
 void heads_close(net_heads *h) {

@@ -34,6 +34,17 @@ typedef struct rows_job {
     float eps;
 } rows_job;
 
+void cpu_upcast_row(const cpu *c, float *y, const linear *w, int64_t row) {
+    const int64_t n = w->cols;
+    const void *p = elem_at(w->data, w->type, row * n);
+    if (w->type == DT_F32)
+        memcpy(y, p, (size_t)n * sizeof *y);
+    else if (w->type == DT_BF16)
+        c->k.bf16_to_f32(y, p, n);
+    else
+        for (int64_t i = 0; i < n; i++) y[i] = f16_to_f32(((const uint16_t *)p)[i]);
+}
+
 static void embed_part(void *ctx, int thread, int threads) {
     const rows_job *j = ctx;
     const int n = j->n;
@@ -42,17 +53,10 @@ static void embed_part(void *ctx, int thread, int threads) {
     for (int64_t r = begin; r < end; r++) {
         float *y = j->y + r * n;
         const int32_t id = j->ids[r];
-        if (id < 0 || id >= j->table->rows) {
+        if (id < 0 || id >= j->table->rows)
             memset(y, 0, (size_t)n * sizeof *y);
-            continue;
-        }
-        const void *row = elem_at(j->table->data, j->table->type, (int64_t)id * n);
-        if (j->table->type == DT_F32)
-            memcpy(y, row, (size_t)n * sizeof *y);
-        else if (j->table->type == DT_BF16)
-            j->c->k.bf16_to_f32(y, row, n);
         else
-            for (int i = 0; i < n; i++) y[i] = f16_to_f32(((const uint16_t *)row)[i]);
+            cpu_upcast_row(j->c, y, j->table, id);
     }
 }
 

@@ -53,6 +53,9 @@ void cpu_linear_free(ops *o, linear *w);
 bool cpu_experts_new(ops *o, experts **out, const experts_desc *d, err *e);
 void cpu_experts_free(ops *o, experts *x);
 
+/* Row `row` of a plain matrix as float32, y [cols]. */
+void cpu_upcast_row(const cpu *c, float *y, const linear *w, int64_t row);
+
 void cpu_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
 void cpu_qlinear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
 void cpu_packed_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);

@@ -18,18 +18,11 @@ typedef struct pack_job {
 static void pack_part(void *ctx, int thread, int threads) {
     const pack_job *j = ctx;
     lm_head *h = j->h;
-    const int64_t K = h->cols;
     int64_t begin, end;
     float *row = cpu_own(j->c, thread);
     pool_share(h->rows, 64, thread, threads, &begin, &end);
     for (int64_t n = begin; n < end; n++) {
-        const void *w = elem_at(h->full.data, h->full.type, n * K);
-        if (h->full.type == DT_F32)
-            memcpy(row, w, (size_t)K * sizeof *row);
-        else if (h->full.type == DT_BF16)
-            j->c->k.bf16_to_f32(row, w, K);
-        else
-            for (int64_t i = 0; i < K; i++) row[i] = f16_to_f32(((const uint16_t *)w)[i]);
+        cpu_upcast_row(j->c, row, &h->full, n);
         head_pack_row(h, &j->c->s, (int)n, row);
     }
 }
