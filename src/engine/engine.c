@@ -51,7 +51,7 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
     const int rows = (g->chunk > OPS_MAX_PENDING + 1 ? g->chunk : OPS_MAX_PENDING + 1) + (slots > 1 ? slots : 0);
     const int head_rows = (int)min_i64(max_i64(HEAD_ROWS, 3 * (int64_t)slots), MOST_HEAD_ROWS);
     const int capacity = want < limit ? want : limit;
-    memory_plan_make(&g->plan, c, &g->w, &opt->heads, slots, capacity, g->kv_type, rows);
+    memory_plan_make(&g->plan, c, &g->w, &opt->heads, slots, capacity, g->kv_type, rows, head_rows);
     if (!memory_plan_check(&g->plan, opt->memory_bytes, e)) return false;
     if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, &opt->heads, e)) return false;
     if (!sampler_open(&g->sm, g->n.real_vocab, opt->ops.isa, e)) return false;

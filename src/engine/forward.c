@@ -1,6 +1,7 @@
 #include "engine/forward.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int widest(const model_config *c) {
     int w = c->heads * c->head_dim * (c->attn_gate ? 2 : 1);
@@ -11,49 +12,65 @@ static int widest(const model_config *c) {
     return w;
 }
 
-static bool take(const net *n, void **out, int64_t words, err *e) {
-    return n->o->mem_new(n->o, out, (size_t)(words > 0 ? words : 1) * 4, e);
+/* The buffers of a scratch: where each is kept, and its 4-byte words. */
+typedef struct part {
+    void **at;
+    int64_t words;
+} part;
+enum { PARTS = 17 };
+
+static void parts_of(part out[PARTS], scratch *s, const model_config *c, int rows, int head_rows) {
+    const int64_t h = c->hidden, r = rows, w = widest(c);
+    const part all[PARTS] = { { (void **)&s->ids, r },
+                              { (void **)&s->pos3, r * 3 },
+                              { (void **)&s->idx, r * c->topk },
+                              { (void **)&s->wt, r * c->topk },
+                              { (void **)&s->x, r * h },
+                              { (void **)&s->h, r * h },
+                              { (void **)&s->hidden, (r + 1) * h },
+                              { (void **)&s->pair, r * 2 * h },
+                              { (void **)&s->mtp_hidden, r * h },
+                              { (void **)&s->wide[0], r * w },
+                              { (void **)&s->wide[1], r * w },
+                              { (void **)&s->wide[2], r * w },
+                              { (void **)&s->wide[3], r * w },
+                              { (void **)&s->gate_a, r * c->lin_v_heads },
+                              { (void **)&s->gate_b, r * c->lin_v_heads },
+                              { (void **)&s->logits, (int64_t)head_rows * c->vocab },
+                              { (void **)&s->choice, head_rows } };
+    memcpy(out, all, sizeof all);
 }
 
-static bool take_f(const net *n, float **out, int64_t count, err *e) {
-    void *p = NULL;
-    const bool ok = take(n, &p, count, e);
-    *out = p;
-    return ok;
-}
-
-static bool take_i(const net *n, int32_t **out, int64_t count, err *e) {
-    void *p = NULL;
-    const bool ok = take(n, &p, count, e);
-    *out = p;
-    return ok;
+int64_t scratch_bytes(const model_config *c, int rows, int head_rows) {
+    scratch none;
+    part parts[PARTS];
+    int64_t bytes = 0;
+    parts_of(parts, &none, c, rows, head_rows);
+    for (int i = 0; i < PARTS; i++) bytes += parts[i].words * 4;
+    return bytes;
 }
 
 bool scratch_open(scratch *s, const net *n, int rows, int head_rows, err *e) {
-    const model_config *c = n->c;
-    const int64_t h = c->hidden, r = rows, w = widest(c);
+    part parts[PARTS];
     *s = (scratch){ .n = n, .rows = rows, .head_rows = head_rows };
     s->host = xmalloc((size_t)rows * 3 * sizeof *s->host);
     s->draft_logits = xmalloc((size_t)head_rows * sizeof *s->draft_logits);
-    bool ok = take_i(n, &s->ids, r, e) && take_i(n, &s->pos3, r * 3, e) && take_i(n, &s->idx, r * c->topk, e) &&
-              take_f(n, &s->wt, r * c->topk, e) && take_f(n, &s->x, r * h, e) && take_f(n, &s->h, r * h, e) &&
-              take_f(n, &s->hidden, (r + 1) * h, e) && take_f(n, &s->pair, r * 2 * h, e) &&
-              take_f(n, &s->mtp_hidden, r * h, e) && take_f(n, &s->gate_a, r * c->lin_v_heads, e) &&
-              take_f(n, &s->gate_b, r * c->lin_v_heads, e) && take_f(n, &s->logits, (int64_t)head_rows * c->vocab, e) &&
-              take_i(n, &s->choice, head_rows, e);
-    for (size_t i = 0; ok && i < ARRAY_LEN(s->wide); i++) ok = take_f(n, &s->wide[i], r * w, e);
-    if (!ok) scratch_close(s);
-    return ok;
+    parts_of(parts, s, n->c, rows, head_rows);
+    for (int i = 0; i < PARTS; i++)
+        if (!n->o->mem_new(n->o, parts[i].at, (size_t)max_i64(parts[i].words, 1) * 4, e)) {
+            *parts[i].at = NULL;
+            scratch_close(s);
+            return false;
+        }
+    return true;
 }
 
 void scratch_close(scratch *s) {
     if (!s->n) return;
-    ops *o = s->n->o;
-    void *all[] = { s->ids,    s->pos3,       s->idx,     s->x,       s->h,       s->hidden,
-                    s->pair,   s->mtp_hidden, s->wide[0], s->wide[1], s->wide[2], s->wide[3],
-                    s->gate_a, s->gate_b,     s->wt,      s->logits,  s->choice };
-    for (size_t i = 0; i < ARRAY_LEN(all); i++)
-        if (all[i]) o->mem_free(o, all[i]);
+    part parts[PARTS];
+    parts_of(parts, s, s->n->c, 0, 0);
+    for (int i = 0; i < PARTS; i++)
+        if (*parts[i].at) s->n->o->mem_free(s->n->o, *parts[i].at);
     free(s->host);
     free(s->draft_logits);
     *s = (scratch){ 0 };

@@ -26,6 +26,8 @@ typedef struct scratch {
     float *draft_logits;    /* [head_rows] host */
 } scratch;
 
+/* Device memory that scratch_open will ask for. */
+int64_t scratch_bytes(const model_config *c, int rows, int head_rows);
 NODISCARD bool scratch_open(scratch *out, const net *n, int rows, int head_rows, err *e);
 void scratch_close(scratch *s);
 

@@ -2,7 +2,7 @@
 
 #include <stdio.h>
 
-#include "engine/state.h"
+#include "engine/forward.h"
 #include "kern/nv.h"
 
 static void add_mat(memory_plan *p, const wmat *m) {
@@ -52,7 +52,7 @@ int64_t memory_available(void) {
 }
 
 void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, const heads_options *heads, int slots,
-                      int capacity, dtype kv_type, int rows) {
+                      int capacity, dtype kv_type, int rows, int head_rows) {
     *p = (memory_plan){ 0 };
     add_mat(p, &w->embed);
     if (w->head.data != w->embed.data) add_mat(p, &w->head);
@@ -63,9 +63,10 @@ void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, c
     }
     heads_bytes(&p->screen_bytes, &p->draft_bytes, &w->head, c->vocab, heads);
     p->state_bytes = slots * state_slot_bytes(c, capacity, kv_type, w->mtp.present);
-    const int64_t wide =
-        c->heads * c->head_dim * 2 + c->hidden * 8 + config_conv_dim(c) * 4 + c->topk * (c->inter + c->hidden) * 4;
-    p->work_bytes = rows * wide * 4 + (int64_t)c->vocab * 8 * 8;
+    /* What ops keep besides the scratch grows with the pairs of rows and experts. */
+    const int64_t pairs = (int64_t)rows * c->topk;
+    p->work_bytes =
+        scratch_bytes(c, rows, head_rows) + (int64_t)head_rows * c->vocab * 4 + pairs * (c->inter + c->hidden) * 16;
     p->total_bytes = p->packed_bytes + p->screen_bytes + p->draft_bytes + p->state_bytes + p->work_bytes;
     p->available_bytes = memory_available();
 }

@@ -14,7 +14,7 @@ typedef struct memory_plan {
         mapped_bytes; /* weights used in place: page cache, which the kernel may drop and read again; not in total */
     int64_t screen_bytes, draft_bytes;
     int64_t state_bytes; /* KV, GDN state, conv windows of all sequences, full contexts */
-    int64_t work_bytes;  /* activations of one pass, logits */
+    int64_t work_bytes;  /* activations of one pass, logits on the device and the host */
     int64_t total_bytes;
     int64_t available_bytes; /* memory_available() */
 } memory_plan;
@@ -22,7 +22,7 @@ typedef struct memory_plan {
 /* MemAvailable, or what the control group leaves of it; INT64_MAX when unknown. */
 int64_t memory_available(void);
 void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, const heads_options *heads, int slots,
-                      int capacity, dtype kv_type, int rows);
+                      int capacity, dtype kv_type, int rows, int head_rows);
 /* limit_bytes 0: what is available. Error: E-MACHINE-PLAN (what is needed, what there is, what to lower). */
 NODISCARD bool memory_plan_check(const memory_plan *p, int64_t limit_bytes, err *e);
 /* One line: "4.6 GB weights + ..." */
