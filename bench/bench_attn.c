@@ -17,6 +17,8 @@
 #include "num/bf16.h"
 #include "ops/ops.h"
 
+#include "report.h"
+
 /* Qwen3.6-35B-A3B */
 enum {
     HEADS = 16,
@@ -147,15 +149,6 @@ static double seconds_of(const job *j, int layer, bool read) {
     return seconds_now() - t;
 }
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *v, int n) {
-    qsort(v, (size_t)n, sizeof *v, by_value);
-    return v[n / 2];
-}
-
 static void measure(job j, const char *name, int traffic, double macs, double budget) {
     enum { MAX = 4000 };
     static double mine[MAX], read[MAX], ratio[MAX];
@@ -228,10 +221,7 @@ int main(int argc, char **argv) {
     err e = { 0 };
     if (!args_parse(&spec, argc, argv, &pos, &help, &e)) return fprintf(stderr, "bench_attn: %s\n", e.msg), 2;
     if (help) {
-        buf text = { 0 };
-        args_help(&text, &spec);
-        fputs(text.p, stdout);
-        buf_free(&text);
+        print_help(&spec);
         return 0;
     }
     kern_isa isa = ISA_COUNT;

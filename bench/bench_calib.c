@@ -14,6 +14,8 @@
 #include "base/log.h"
 #include "quant/calib.h"
 
+#include "report.h"
+
 typedef struct taken {
     double cpu, wall;
 } taken;
@@ -27,11 +29,6 @@ static taken now(void) {
 static taken since(taken from) {
     const taken t = now();
     return (taken){ t.cpu - from.cpu, t.wall - from.wall };
-}
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static void fill(calib_data *d, int samples, int seq, int vocab) {
@@ -135,10 +132,7 @@ int main(int argc, char **argv) {
     bool help = false;
     bool ok = args_parse(&spec, argc, argv, &pos, &help, &e);
     if (ok && help) {
-        buf text = { 0 };
-        args_help(&text, &spec);
-        fwrite(text.p, 1, text.n, stdout);
-        buf_free(&text);
+        print_help(&spec);
         arg_strings_free(&pos);
         return 0;
     }

@@ -15,6 +15,8 @@
 #include "base/read_bw.h"
 #include "engine/engine.h"
 
+#include "report.h"
+
 typedef struct piece {
     const uint8_t *p;
     size_t bytes;
@@ -102,16 +104,6 @@ static double decode_rate(engine *g, int tokens, int depth, double *accept, doub
     if (accept) *accept = ok ? gen_accept_length(&r) : 0;
     if (best_token) *best_token = min_double(*best_token, w.best);
     return ok ? (r.output_tokens - 1) / r.decode_seconds : 0;
-}
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, int n) {
-    qsort(v, (size_t)n, sizeof *v, by_value);
-    return v[n / 2];
 }
 
 enum { MAX_RUNS = 99, READS = 8 };

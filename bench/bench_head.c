@@ -10,6 +10,8 @@
 #include "num/bf16.h"
 #include "ops/ops.h"
 
+#include "report.h"
+
 enum { MAX_RUNS = 99, MAX_ROWS = 4, TOP = 20 };
 
 typedef uint64_t vec __attribute__((vector_size(16), aligned(1), may_alias));
@@ -56,15 +58,6 @@ static void fill_share(void *ctx, int thread, int threads) {
         for (int k = 0; k < 64; k += 8) sum += (int)(s >> k & 255);
         f->w[i] = bf16_from_f32((float)(sum - 1020) * 1e-4f);
     }
-}
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *v, int n) {
-    qsort(v, (size_t)n, sizeof *v, by_value);
-    return v[n / 2];
 }
 
 typedef struct series {

@@ -17,6 +17,8 @@
 #include "kern/kern.h"
 #include "num/bf16.h"
 
+#include "report.h"
+
 /* ---- operands, filled once with small numbers; no zeros, whose state rows would decay into slow subnormals ---- */
 
 enum { FLOATS = 4 << 20 };
@@ -74,11 +76,6 @@ static double once(job *j, int threads, int calls, bool own) {
 }
 
 static double min_double(double a, double b) { return a < b ? a : b; }
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 typedef struct timing {
     double best;       /* seconds of one call */
     double other_best; /* of the other job */
@@ -102,8 +99,7 @@ static timing measure_job(job *j, job *other, int threads, double budget) {
         t.best = min_double(t.best, a);
         if (n < MAX) ratio[n++] = b / a;
     }
-    qsort(ratio, (size_t)n, sizeof *ratio, by_value);
-    t.ratio = ratio[n / 2];
+    t.ratio = median(ratio, n);
     return t;
 }
 
@@ -278,10 +274,7 @@ int main(int argc, char **argv) {
     err e = { 0 };
     if (!args_parse(&spec, argc, argv, &pos, &help, &e)) return fprintf(stderr, "bench_kernels: %s\n", e.msg), 2;
     if (help) {
-        buf text = { 0 };
-        args_help(&text, &spec);
-        fputs(text.p, stdout);
-        buf_free(&text);
+        print_help(&spec);
         return 0;
     }
     s.budget = ms * 1e-3;

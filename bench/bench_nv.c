@@ -10,6 +10,8 @@
 #include "base/read_bw.h"
 #include "kern/nv.h"
 
+#include "report.h"
+
 enum { MAX_RUNS = 99, MAX_THREADS = 256, MAX_M = 1024, EXPERTS = 256, TOP = 8, HIDDEN = 2048, INNER = 512 };
 
 static uint64_t state = 0x9e3779b97f4a7c15u;
@@ -139,15 +141,6 @@ static double timed(bench *b, pool_fn *fn, bool use_gemm) {
 
 /* ---- results ---- */
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *v, int n) {
-    qsort(v, (size_t)n, sizeof *v, by_value);
-    return v[n / 2];
-}
-
 /* amount over median time of a, and of b where there is one; ratio: median of b's time over a's. */
 static void show(bench *b, const char *what, const char *unit, double amount, double *ta, const char *other,
                  double *tb) {
@@ -259,10 +252,7 @@ int main(int argc, char **argv) {
     err e = { 0 };
     if (!args_parse(&spec, argc, argv, &pos, &help, &e)) return fprintf(stderr, "bench_nv: %s\n", e.msg), 2;
     if (help) {
-        buf text = { 0 };
-        args_help(&text, &spec);
-        fputs(text.p, stdout);
-        buf_free(&text);
+        print_help(&spec);
         return 0;
     }
     if (threads <= 0) threads = pool_cpus();

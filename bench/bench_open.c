@@ -5,16 +5,13 @@
 #include "base/clock.h"
 #include "ckpt/ckpt.h"
 
+#include "report.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
 enum { MAX_ROUNDS = 1000 };
-
-static int order(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static size_t peak_kb(void) {
     struct rusage u;
@@ -24,7 +21,7 @@ static size_t peak_kb(void) {
 
 static int report(const char *what, double *ms, int rounds, const char *extra_mb, const err *e) {
     if (e->kind) return fprintf(stderr, "%s: %s\n", e->id, e->msg), 1;
-    qsort(ms, (size_t)rounds, sizeof *ms, order);
+    qsort(ms, (size_t)rounds, sizeof *ms, by_value);
     printf("%s,%d,%.1f,%.1f,%.1f,%s\n", what, rounds, ms[0], ms[rounds / 2], ms[rounds - 1], extra_mb);
     return 0;
 }

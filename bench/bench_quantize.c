@@ -28,6 +28,8 @@
 #include "quant/quantize.h"
 #include "quant/quantize_write.h"
 
+#include "report.h"
+
 static const double MODELOPT = 0.145; /* GB/s of ModelOpt 0.47's packing, 2 CPU cores, no file; docs/BENCH.md */
 enum { MAX_RUNS = 99, PIECE = 4 << 20 };
 
@@ -42,14 +44,9 @@ static _Noreturn void die(const char *id, const char *msg) {
     exit(4);
 }
 
-static int order(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* "name":[median,lowest,highest] */
 static double print_runs(const char *name, double *v, int n) {
-    qsort(v, (size_t)n, sizeof *v, order);
+    qsort(v, (size_t)n, sizeof *v, by_value);
     const double median = n % 2 ? v[n / 2] : 0.5 * (v[n / 2 - 1] + v[n / 2]);
     printf(",\n \"%s\":[%.3f,%.3f,%.3f]", name, median, v[0], v[n - 1]);
     fflush(stdout);

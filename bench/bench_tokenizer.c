@@ -8,17 +8,9 @@
 #include "base/file.h"
 #include "text/tokenizer.h"
 
+#include "report.h"
+
 enum { LOADS = 7, RUNS = 7 };
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, int n) {
-    qsort(v, (size_t)n, sizeof *v, by_value);
-    return v[n / 2];
-}
 
 int main(int argc, char **argv) {
     double load[LOADS], run[RUNS];
