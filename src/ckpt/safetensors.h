@@ -55,6 +55,11 @@ typedef struct st_out {
     int64_t shape[ST_MAX_RANK];
     const void *data; /* may be NULL when streaming with st_writer */
 } st_out;
+/* A header in steps, for files whose tensors are not an array of st_out: begin, entries whose data begins at offset `at`
+ * (returns where it ends), end (padding to 8 bytes, and the length in front). metadata: object of strings, or NULL. */
+void st_header_begin(buf *b, const json *metadata);
+uint64_t st_header_entry(buf *b, str name, dtype type, int rank, const int64_t *shape, uint64_t at, uint64_t bytes);
+void st_header_end(buf *b);
 /* Atomic. Header padded with spaces to 8 bytes. Errors: E-FILE-WRITE. */
 NODISCARD bool st_write(const char *path, const st_out *tensors, int count, err *e);
 

@@ -25,27 +25,43 @@ static void check_names(const st_out *tensors, int count) {
     strtab_free(&seen);
 }
 
+void st_header_begin(buf *b, const json *metadata) {
+    buf_add(b, "\0\0\0\0\0\0\0", 8);
+    buf_byte(b, '{');
+    if (!metadata) return;
+    buf_puts(b, "\"__metadata__\":");
+    json_write(b, metadata);
+}
+
+uint64_t st_header_entry(buf *b, str name, dtype type, int rank, const int64_t *shape, uint64_t at, uint64_t bytes) {
+    const uint64_t end = at + bytes;
+    if (b->p[b->n - 1] != '{') buf_byte(b, ',');
+    json_write_str(b, name);
+    buf_printf(b, ":{\"dtype\":\"%s\",\"shape\":[", dtype_name(type));
+    for (int d = 0; d < rank; d++) buf_printf(b, "%s%lld", d ? "," : "", (long long)shape[d]);
+    buf_printf(b, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)end);
+    return end;
+}
+
+void st_header_end(buf *b) {
+    buf_byte(b, '}');
+    while (b->n % 8) buf_byte(b, ' ');
+    for (int i = 0; i < 8; i++) b->p[i] = (char)((uint64_t)(b->n - 8) >> (8 * i) & 0xff);
+}
+
 /* Length, header and padding; returns the bytes of data that must follow. */
 static uint64_t plan(buf *b, const st_out *tensors, int count) {
     uint64_t at = 0;
     check_names(tensors, count);
-    buf_add(b, "\0\0\0\0\0\0\0", 8);
-    buf_byte(b, '{');
+    st_header_begin(b, NULL);
     for (int i = 0; i < count; i++) {
         const st_out *t = &tensors[i];
-        const uint64_t end = at + out_bytes(t);
-        CHECK(end >= at && end <= INT64_MAX, "tensor %s: file too large", t->name);
-        if (i) buf_byte(b, ',');
-        json_write_str(b, str_of(t->name));
-        buf_printf(b, ":{\"dtype\":\"%s\",\"shape\":[", dtype_name(t->type));
-        for (int d = 0; d < t->rank; d++) buf_printf(b, "%s%lld", d ? "," : "", (long long)t->shape[d]);
-        buf_printf(b, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)end);
-        at = end;
+        const uint64_t bytes = out_bytes(t);
+        CHECK(at + bytes >= at && at + bytes <= INT64_MAX, "tensor %s: file too large", t->name);
+        at = st_header_entry(b, str_of(t->name), t->type, t->rank, t->shape, at, bytes);
     }
-    buf_byte(b, '}');
-    while (b->n % 8) buf_byte(b, ' ');
+    st_header_end(b);
     CHECK(b->n - 8 <= ST_MAX_HEADER, "header of %zu bytes", b->n - 8);
-    for (int i = 0; i < 8; i++) b->p[i] = (char)((uint64_t)(b->n - 8) >> (8 * i) & 0xff);
     return at;
 }
 

@@ -1,4 +1,3 @@
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -46,14 +45,6 @@ static int assign_shards(plan *p, uint64_t limit) {
     return shard + 1;
 }
 
-static void header_entry(buf *b, const qtensor *t) {
-    buf_byte(b, ',');
-    json_write_str(b, t->name);
-    buf_printf(b, ":{\"dtype\":\"%s\",\"shape\":[", dtype_name(t->type));
-    for (int i = 0; i < t->rank; i++) buf_printf(b, "%s%lld", i ? "," : "", (long long)t->shape[i]);
-    buf_printf(b, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->offset, t->offset + t->bytes);
-}
-
 static void finish_shard(plan *p, int s, buf *header, uint64_t data_bytes) {
     buf_byte(header, '}');
     while (header->n % 8) buf_byte(header, ' ');
@@ -86,9 +77,9 @@ bool plan_layout(plan *p, uint64_t shard_bytes, err *e) {
         buf_clear(&header);
         buf_puts(&header, "{\"__metadata__\":{\"format\":\"pt\"}");
         for (; i < p->n_tensors && sorted[i]->shard == s; i++) {
-            sorted[i]->offset = offset;
-            offset += sorted[i]->bytes;
-            header_entry(&header, sorted[i]);
+            qtensor *t = sorted[i];
+            t->offset = offset;
+            offset = st_header_entry(&header, t->name, t->type, t->rank, t->shape, offset, t->bytes);
         }
         finish_shard(p, s, &header, offset);
     }

@@ -45,26 +45,12 @@ static bool put(const run *x, const char *name, const buf *b) {
 
 static void header_of(buf *b, const st_file *f) {
     uint64_t at = 0;
-    buf_add(b, "\0\0\0\0\0\0\0", 8);
-    buf_byte(b, '{');
-    if (f->metadata) {
-        buf_puts(b, "\"__metadata__\":");
-        json_write(b, f->metadata);
-    }
+    st_header_begin(b, f->metadata);
     for (int i = 0; i < f->count; i++) {
         const st_tensor *t = &f->tensors[i];
-        if (name_is_mtp(t->name)) continue;
-        if (b->p[b->n - 1] != '{') buf_byte(b, ',');
-        json_write_str(b, t->name);
-        const uint64_t end = at + t->bytes;
-        buf_printf(b, ":{\"dtype\":\"%s\",\"shape\":[", dtype_name(t->type));
-        for (int d = 0; d < t->rank; d++) buf_printf(b, "%s%lld", d ? "," : "", (long long)t->shape[d]);
-        buf_printf(b, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)end);
-        at = end;
+        if (!name_is_mtp(t->name)) at = st_header_entry(b, t->name, t->type, t->rank, t->shape, at, t->bytes);
     }
-    buf_byte(b, '}');
-    while (b->n % 8) buf_byte(b, ' ');
-    for (int i = 0; i < 8; i++) b->p[i] = (char)((uint64_t)(b->n - 8) >> (8 * i) & 0xff);
+    st_header_end(b);
 }
 
 static bool copy_tensor(const run *x, file_out *out, const st_tensor *t) {
