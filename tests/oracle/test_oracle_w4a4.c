@@ -3,10 +3,8 @@
 #include <unistd.h>
 
 #include "engine/teacher.h"
-#include "quant/configs.h"
-#include "quant/quantize.h"
 
-#include "support.h"
+#include "export.h"
 
 #define NVFP4 "tests/oracle/qwen36-tiny/nvfp4/"
 enum { PROMPTS = 8, LEN = 64, LAST = 16 };
@@ -15,31 +13,6 @@ static char folder[] = "/tmp/nibble-w4a4-XXXXXX", model_dir[64];
 static st_file want, trace;
 static amax_table amax;
 static int32_t prompts[PROMPTS][LEN];
-
-static void export_model(void) {
-    err e = { 0 };
-    ckpt files;
-    model_config config;
-    weights w;
-    plan p;
-    quantize_result r;
-    char *partial;
-    const recipe uniform = { .preset = RECIPE_NVFP4, .kv = KV_FP8, .mtp = MTP_BF16 };
-    const provenance from = { .calibration = "oracle", .mtp_scales = "", .arith = "cuda", .algorithm = "max" };
-    OK(ckpt_open(&files, TINY, &e));
-    OK(config_read(&config, files.config, files.generation, TINY, &e));
-    OK(weights_bind(&w, &files, &config, &e));
-    OK(plan_make(&p, &files, &config, &uniform, 10000000000u, &e));
-    const quantize_options o = { .arith = ARITH_CUDA, .amax = &amax, .threads = 1, .isa = ISA_COUNT, .ranks = 1 };
-    OK(quantize_shards(&r, &partial, &p, model_dir, &o, &e));
-    OK(configs_write(partial, &p, &from, &e));
-    OK(quantize_commit(partial, model_dir, &e));
-    free(partial);
-    quantize_result_free(&r);
-    plan_free(&p);
-    weights_free(&w);
-    ckpt_close(&files);
-}
 
 static int setup(void **state) {
     (void)state;
@@ -50,7 +23,7 @@ static int setup(void **state) {
     OK(amax_load(&amax, NVFP4 "modelopt-cuda/amax.safetensors", &e));
     OK(st_open(&want, NVFP4 "fakequant.safetensors", &e));
     OK(st_open(&trace, NVFP4 "fakequant-trace.safetensors", &e));
-    export_model();
+    export_tiny(model_dir);
     int32_t *all = oracle_ids(st_find(&want, STR("ids")));
     memcpy(prompts, all, sizeof prompts);
     free(all);
