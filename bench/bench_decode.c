@@ -188,6 +188,7 @@ int main(int argc, char **argv) {
     static reader r;
     static series s = { .best_read = 1e9, .best_token = 1e9 };
     engine_options o = { .kv = KV_CACHE_AUTO, .ctx = 4096, .no_text = true, .ops = { .isa = ISA_COUNT } };
+    o.heads = (heads_options){ .mode = HEAD_FULL, .draft_rows = DRAFT_HEAD_FULL }; /* the read counts the whole head */
     bool ok = args_parse(&spec, argc, argv, &pos, &help, &e);
     if (ok && help)
         return puts("usage: bench_decode [--threads N] [--tokens N] [--runs N] [--isa NAME] [--json] MODEL_DIR"), 0;
