@@ -1,6 +1,7 @@
 #include "quant/calib.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,16 +101,31 @@ typedef struct store {
     bool spilled;
 } store;
 
+/* A file without a name, so that nothing is left behind however the process ends; not tmpfile(), which does not look at
+ * TMPDIR. /var/tmp: /tmp is often memory. -1: errno says why. */
+static int spill_file(void) {
+    const char *dir = getenv("TMPDIR");
+    char *path = path_join(dir && *dir ? dir : "/var/tmp", "nibble-calibration-XXXXXX");
+    const int fd = mkstemp(path), why = errno;
+    if (fd >= 0) unlink(path);
+    free(path);
+    errno = why;
+    return fd;
+}
+
 static bool store_open(store *s, int64_t tokens, int hidden, int64_t max_ram, err *e) {
     *s = (store){ .bytes = (size_t)(tokens ? tokens : 1) * (size_t)hidden * sizeof(float) };
     s->spilled = max_ram > 0 && (int64_t)s->bytes > max_ram;
     void *p = NULL;
     if (s->spilled) {
-        FILE *f = tmpfile(); /* unlinked: nothing is left behind, however the process ends */
-        if (f && ftruncate(fileno(f), (off_t)s->bytes) == 0)
-            p = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(f), 0);
+        const int fd = spill_file();
+        /* Room is taken at once: a full disk is an error here, not a SIGBUS in the middle of the work. */
+        if (fd >= 0 && (errno = posix_fallocate(fd, 0, (off_t)s->bytes)) == 0)
+            p = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (p == MAP_FAILED) p = NULL;
-        if (f) fclose(f); /* the mapping outlives it */
+        const int why = errno;
+        if (fd >= 0) close(fd); /* the mapping outlives it */
+        errno = why;
     } else {
         p = malloc(s->bytes);
     }
