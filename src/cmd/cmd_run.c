@@ -196,7 +196,7 @@ static void report_stats(const live *l, const gen_result *r, const sampler_param
         fprintf(stderr, ", accept length %.2f of %d", gen_accept_length(r),
                 1 + (int)((r->drafted + r->rounds - 1) / r->rounds));
     if (r->rounds && l->g->n.heads.draft)
-        fprintf(stderr, ", draft head of %d rows (%.0f MB, %.1f%% of the tokens not among them)",
+        fprintf(stderr, ", draft head of %d rows (%.0f MB, %.1f%% of the tokens in no draft's reach)",
                 l->g->n.heads.draft_rows, (double)heads_draft_bytes(&l->g->n.heads) / 1e6,
                 r->output_tokens ? 100.0 * (double)r->out_of_list / r->output_tokens : 0);
     if (l->g->n.heads.top) fprintf(stderr, ", screened head (%.0f MB)", (double)head_bytes(l->g->n.heads.top) / 1e6);

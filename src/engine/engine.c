@@ -122,8 +122,12 @@ bool session_open(session *s, engine *g, bool drafting, err *e) {
     if (s->slot == g->st.slots)
         return fail(e, ERR_MACHINE, "E-ENGINE-SLOTS", "all %d sequences are in use (raise --max-seqs)", g->st.slots);
     void *keep = NULL;
-    if (!g->o->mem_new(g->o, &keep, (size_t)OPS_MAX_PENDING * (size_t)g->config.hidden * sizeof(float), e))
+    if (g->n.heads.draft && !id_set_open(&s->own, DRAFT_HEAD_OWN))
+        return fail(e, ERR_MACHINE, "E-MACHINE-MEMORY", "session: no memory");
+    if (!g->o->mem_new(g->o, &keep, (size_t)OPS_MAX_PENDING * (size_t)g->config.hidden * sizeof(float), e)) {
+        id_set_close(&s->own);
         return false;
+    }
     s->keep = keep;
     s->cap = g->st.capacity + 1;
     s->tokens = xmalloc((size_t)s->cap * sizeof *s->tokens);
@@ -138,12 +142,14 @@ void session_close(session *s) {
     s->g->slot_used[s->slot] = 0;
     free(s->tokens);
     history_close(&s->seen);
+    id_set_close(&s->own);
     *s = (session){ 0 };
 }
 
 void session_reset(session *s) {
     state_reset(&s->g->st, s->slot);
     s->n_tokens = s->done = s->pending = s->mtp_done = s->kept = 0;
+    s->own.n = 0;
 }
 
 bool session_set(session *s, const int32_t *prompt, int n, err *e) {
@@ -152,6 +158,7 @@ bool session_set(session *s, const int32_t *prompt, int n, err *e) {
     if (s->done >= n || memcmp(s->tokens, prompt, (size_t)s->done * sizeof *prompt) != 0) session_reset(s);
     memcpy(s->tokens, prompt, (size_t)n * sizeof *prompt);
     s->n_tokens = n;
+    heads_note(&s->g->n.heads, &s->own, prompt, n);
     /* The newest draft slot was made with a token that this prompt may not continue with. */
     if (s->mtp_done > s->done - 1) s->mtp_done = s->done > 0 ? s->done - 1 : 0;
     return true;

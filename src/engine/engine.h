@@ -72,6 +72,7 @@ typedef struct session {
     float *keep;   /* device: final-norm hidden of positions [done - kept, done) */
     int kept;
     history seen; /* of the tokens; closed unless the request has penalties */
+    id_set own;   /* of the tokens: those the draft head has no row for; closed without one */
 } session;
 
 /* A fresh sequence. `drafting` needs a model with an MTP head. Errors: E-ENGINE-SLOTS, E-MACHINE-MEMORY. */
@@ -116,7 +117,7 @@ typedef struct gen_result {
     int64_t rounds, drafted, accepted;
     int64_t accepted_at[ENGINE_MAX_DRAFT]; /* rounds that accepted their draft i */
     int64_t drafted_at[ENGINE_MAX_DRAFT];  /* rounds that proposed a draft i */
-    int64_t out_of_list;                   /* output tokens that the draft head has no row for */
+    int64_t out_of_list;                   /* output tokens that no draft could be: no row, and not said before */
 } gen_result;
 
 /* Process what session_set left unprocessed, then generate. Errors: E-SAMPLE-PARAM, E-SAMPLE-MASKED, E-ENGINE-NONFINITE,

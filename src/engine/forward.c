@@ -55,6 +55,8 @@ bool scratch_open(scratch *s, const net *n, int rows, int head_rows, err *e) {
     *s = (scratch){ .n = n, .rows = rows, .head_rows = head_rows };
     s->host = xmalloc((size_t)rows * 3 * sizeof *s->host);
     s->draft_logits = xmalloc((size_t)head_rows * sizeof *s->draft_logits);
+    s->own = xcalloc((size_t)head_rows, sizeof *s->own);
+    if (n->heads.draft) s->own_logits = xmalloc((size_t)head_rows * DRAFT_HEAD_OWN * sizeof *s->own_logits);
     parts_of(parts, s, n->c, rows, head_rows);
     for (int i = 0; i < PARTS; i++)
         if (!n->o->mem_new(n->o, parts[i].at, (size_t)max_i64(parts[i].words, 1) * 4, e)) {
@@ -73,6 +75,8 @@ void scratch_close(scratch *s) {
         if (*parts[i].at) s->n->o->mem_free(s->n->o, *parts[i].at);
     free(s->host);
     free(s->draft_logits);
+    free(s->own_logits);
+    free(s->own);
     *s = (scratch){ 0 };
 }
 
@@ -256,7 +260,27 @@ bool forward_top(scratch *s, int32_t *ids, float *logits, const float *hidden, i
     return n->o->sync(n->o, e);
 }
 
-bool forward_draft(scratch *s, int32_t *ids, const float *hidden, int rows, err *e) {
+/* best [rows]: rows of the draft head, of logits s->logits -> ids. */
+static void draft_ids(scratch *s, int32_t *ids, const float *hidden, const id_set *const *own, int rows) {
+    const net_heads *h = &s->n->heads;
+    ops *o = s->n->o;
+    const float *logit = s->own_logits;
+    int all = 0;
+    for (int r = 0; r < rows; r++) {
+        s->own[r] = (head_query){ .extra = own[r]->v, .n_extra = own[r]->n };
+        all += own[r]->n;
+    }
+    if (all > 0) o->head_top(o, NULL, NULL, s->own_logits, h->exact, hidden, rows, 0, s->own);
+    for (int r = 0; r < rows; r++) {
+        float best = 0;
+        if (own[r]->n > 0) o->download(o, &best, s->logits + (int64_t)r * h->draft_rows + ids[r], sizeof best);
+        ids[r] = heads_draft_id(h, ids[r]);
+        for (int i = 0; i < own[r]->n; i++, logit++)
+            if (*logit > best) best = *logit, ids[r] = own[r]->v[i];
+    }
+}
+
+bool forward_draft(scratch *s, int32_t *ids, const float *hidden, const id_set *const *own, int rows, err *e) {
     const net *n = s->n;
     const net_heads *h = &n->heads;
     CHECK(rows <= s->head_rows, "%d rows of drafts in a scratch of %d", rows, s->head_rows);
@@ -270,6 +294,6 @@ bool forward_draft(scratch *s, int32_t *ids, const float *hidden, int rows, err 
     n->o->argmax(n->o, s->choice, s->logits, rows, h->draft_rows);
     n->o->download(n->o, ids, s->choice, (size_t)rows * sizeof *ids);
     if (!n->o->sync(n->o, e)) return false;
-    for (int i = 0; i < rows; i++) ids[i] = heads_draft_id(h, ids[i]);
-    return true;
+    draft_ids(s, ids, hidden, own, rows);
+    return n->o->sync(n->o, e);
 }

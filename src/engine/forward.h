@@ -24,6 +24,8 @@ typedef struct scratch {
     int32_t *choice;        /* [head_rows] */
     int32_t *host;          /* [rows, 3] staging */
     float *draft_logits;    /* [head_rows] host */
+    float *own_logits;      /* [head_rows, DRAFT_HEAD_OWN] host; NULL without a draft head */
+    head_query *own;        /* [head_rows] */
 } scratch;
 
 /* Device memory that scratch_open will ask for. */
@@ -63,8 +65,9 @@ void forward_logits(scratch *s, const float *hidden, int rows);
 void forward_real_logits(scratch *s, const float *hidden, int rows);
 /* The k best ids and logits of each row through the screened head: ops.h head_top -> host ids, logits [rows, k]. Waits. */
 NODISCARD bool forward_top(scratch *s, int32_t *ids, float *logits, const float *hidden, int rows, int k, err *e);
-/* A proposal for each row: the draft head's argmax, or the exact head's. rows <= head_rows. Waits. */
-NODISCARD bool forward_draft(scratch *s, int32_t *ids, const float *hidden, int rows, err *e);
+/* A proposal for each row: the draft head's argmax or one of the row's own ids (heads_note; own [rows], host) whose exact
+ * logit is larger; without a draft head the exact head's argmax. rows <= head_rows. Waits. */
+NODISCARD bool forward_draft(scratch *s, int32_t *ids, const float *hidden, const id_set *const *own, int rows, err *e);
 /* forward_real_logits, then the argmax of each row -> host choice[rows]. Any number of rows. Waits. */
 NODISCARD bool forward_argmax(scratch *s, int32_t *choice, const float *hidden, int rows, err *e);
 

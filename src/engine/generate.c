@@ -156,7 +156,8 @@ static void emit(run *r, int32_t id, int row) {
         logprob = sampler_logprobs(&g->sm, top, logprobs, n, g->host_logits + (int64_t)row * g->n.real_vocab,
                                    g->n.real_vocab, id);
     r->out->output_tokens++;
-    r->out->out_of_list += !heads_drafts(&g->n.heads, id);
+    r->out->out_of_list += !heads_drafts(&g->n.heads, id) && !id_set_has(&r->s->own, id);
+    heads_note(&g->n.heads, &r->s->own, &id, 1);
     if (r->s->seen.state) history_push(&r->s->seen, id);
     const bool go_on = o->on_token(o->ctx, id, logprob, n > 0 ? top : NULL, n > 0 ? logprobs : NULL);
     if (is_stop(o, id))
@@ -202,8 +203,9 @@ static bool draft(run *r, int32_t *d, int depth, err *e) {
     forward_mtp(&g->sc, &g->st, s->tokens + s->mtp_done + 1, s->keep + (s->kept - rows) * h, &span, 1);
     s->mtp_done = s->done;
     const float *last = g->sc.mtp_hidden + (rows - 1) * h;
+    const id_set *own = &s->own;
     for (int i = 0;; i++) {
-        if (!forward_draft(&g->sc, &d[i], last, 1, e)) return false;
+        if (!forward_draft(&g->sc, &d[i], last, &own, 1, e)) return false;
         if (i == depth - 1) return true;
         span = (ops_span){ .slot = s->slot, .rows = 1, .pos0 = s->done + i };
         forward_mtp(&g->sc, &g->st, &d[i], last, &span, 1);

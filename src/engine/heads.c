@@ -16,6 +16,11 @@ bool heads_drafts(const net_heads *h, int32_t id) {
     return !h->draft || id < h->draft_first || id >= h->vocab - (h->draft_rows - h->draft_first);
 }
 
+void heads_note(const net_heads *h, id_set *own, const int32_t *ids, int n) {
+    for (int i = 0; i < n && own->v; i++)
+        if (!heads_drafts(h, ids[i]) && ids[i] < h->vocab) id_set_add(own, ids[i]);
+}
+
 size_t heads_draft_bytes(const net_heads *h) {
     return h->draft ? (size_t)h->draft_rows * (size_t)linear_cols(h->draft) / 16 * 9 : 0;
 }
@@ -141,10 +146,12 @@ bool heads_open(net_heads *h, ops *o, const linear *head, const wmat *m, int voc
     if (want == 0) return true;
     h->draft_first = want;
     h->draft_rows = want + DRAFT_HEAD_LAST;
-    return draft_open(h, head, e);
+    h->exact = h->top;
+    return (h->top || o->head_new(o, &h->exact, head, vocab, false, e)) && draft_open(h, head, e);
 }
 
 void heads_close(net_heads *h) {
+    if (h->exact && h->exact != h->top) h->o->head_free(h->o, h->exact);
     if (h->top) h->o->head_free(h->o, h->top);
     if (h->draft) h->o->linear_free(h->o, h->draft);
     free(h->codes);

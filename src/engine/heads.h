@@ -5,12 +5,13 @@
 #ifndef NIBBLE_HEADS_H
 #define NIBBLE_HEADS_H
 
+#include "engine/id_set.h"
 #include "model/weights.h"
 #include "ops/ops.h"
 
 typedef enum head_mode { HEAD_AUTO, HEAD_FULL, HEAD_SCREENED } head_mode; /* AUTO: screened from 64 MB on */
 
-enum { DRAFT_HEAD_AUTO = 0, DRAFT_HEAD_FULL = -1, DRAFT_HEAD_LAST = 512 };
+enum { DRAFT_HEAD_AUTO = 0, DRAFT_HEAD_FULL = -1, DRAFT_HEAD_LAST = 512, DRAFT_HEAD_OWN = 2048 };
 
 typedef struct heads_options {
     head_mode mode;
@@ -25,6 +26,7 @@ typedef struct net_heads {
     lm_head *top;  /* exact top logits; NULL: the full head is read */
     linear *draft; /* NVFP4 [draft_rows, H]; NULL: drafts come from the exact head */
     int draft_first, draft_rows;
+    lm_head *exact;          /* single rows of the full head beside those of `draft`; NULL without one */
     uint8_t *codes, *scales; /* of draft, when the device reads them in place */
 } net_heads;
 
@@ -38,5 +40,8 @@ size_t heads_draft_bytes(const net_heads *h);
 /* The id behind row i of the draft head, and whether an id has a row. */
 int32_t heads_draft_id(const net_heads *h, int i);
 bool heads_drafts(const net_heads *h, int32_t id);
+/* Ids that have no row go to `own` (of DRAFT_HEAD_OWN places): what a sequence has said or was told may come again, so its
+ * drafts are chosen among these too, by exact rows of the full head. Nothing for a closed set. */
+void heads_note(const net_heads *h, id_set *own, const int32_t *ids, int n);
 
 #endif

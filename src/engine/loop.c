@@ -34,6 +34,7 @@ static bool open_buffers(loop *l, err *e) {
     l->active = xcalloc(n, sizeof(seq *));
     l->group = xcalloc(n, sizeof(seq *));
     l->todo = xcalloc(n, sizeof(seq *));
+    l->own = xcalloc(n, sizeof(id_set *));
     l->spans = xcalloc(n, sizeof *l->spans);
     l->choice = xcalloc(n, sizeof *l->choice);
     l->ids = xcalloc((size_t)rows, sizeof *l->ids);
@@ -220,7 +221,7 @@ void loop_close(loop *l) {
     float *rows[] = { l->keep, l->stage, l->drafts };
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
         if (rows[i]) l->g->o->mem_free(l->g->o, rows[i]);
-    void *own[] = { l->slot_of, l->by_slot, l->active, l->group,   l->todo,
+    void *own[] = { l->slot_of, l->by_slot, l->active, l->group,   l->todo,      (void *)l->own,
                     l->spans,   l->choice,  l->ids,    l->top_ids, l->top_logits };
     for (size_t i = 0; i < ARRAY_LEN(own); i++) free(own[i]);
     depth_close(&l->model);

@@ -39,6 +39,7 @@ typedef struct seq {
     int mtp_done;  /* draft slots [0, mtp_done) are final */
     int keep_pos;  /* the slot's kept hidden rows are those of positions [keep_pos, done) */
     history seen;  /* closed unless the request has penalties */
+    id_set own;    /* tokens that the draft head has no row for; closed unless there is one to draft with */
     gen_result out;
     /* of this step */
     int rows, row0, depth;
@@ -95,6 +96,7 @@ struct loop {
     int32_t *choice;     /* [slots] */
     ops_span *spans;     /* [slots] */
     seq **group, **todo; /* [slots] */
+    const id_set **own;  /* [slots] of the group */
     /* shared with submitters, under the lock */
     pthread_mutex_t lock;
     pthread_cond_t wake;

@@ -53,6 +53,8 @@ static bool make_seq(seq *s, request *r, const loop *l, int choice) {
     s->cap = q->n_prompt + (q->max_tokens > 0 && q->max_tokens < room ? q->max_tokens : room);
     s->tokens = malloc((size_t)s->cap * sizeof *s->tokens);
     if (!s->tokens) return false;
+    if (s->drafting && l->g->n.heads.draft && !id_set_open(&s->own, DRAFT_HEAD_OWN)) return false;
+    heads_note(&l->g->n.heads, &s->own, r->prompt, q->n_prompt);
     memcpy(s->tokens, r->prompt, (size_t)q->n_prompt * sizeof *s->tokens);
     s->out.prompt_tokens = q->n_prompt;
     return true;
@@ -78,6 +80,7 @@ void request_free(request *r) {
     for (int i = 0; r->seqs && i < r->q.choices; i++) {
         free(r->seqs[i].tokens);
         history_close(&r->seqs[i].seen);
+        id_set_close(&r->seqs[i].own);
     }
     free(r->seqs);
     free(r->prompt);
@@ -145,7 +148,8 @@ bool request_emit(loop *l, seq *s, int32_t id, const float *logits) {
     if (n > 0) logprob = sampler_logprobs(&l->g->sm, top, logprobs, n, logits, l->g->n.real_vocab, id);
     s->tokens[s->n_tokens++] = id;
     if (s->out.output_tokens++ == 0) s->out.prompt_seconds = clock_seconds() - s->r->submitted_at;
-    s->out.out_of_list += !heads_drafts(&l->g->n.heads, id);
+    s->out.out_of_list += !heads_drafts(&l->g->n.heads, id) && !id_set_has(&s->own, id);
+    heads_note(&l->g->n.heads, &s->own, &id, 1);
     l->counts.output_tokens++;
     if (s->seen.state) history_push(&s->seen, id);
     const bool go_on = q->on_token(q->ctx, s->choice, id, logprob, n > 0 ? top : NULL, n > 0 ? logprobs : NULL);

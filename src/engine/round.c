@@ -82,12 +82,14 @@ static bool draft_one(loop *l, int at, bool *more, err *e) {
     for (int i = 0; i < l->n_active; i++)
         if (l->active[i]->depth > at) {
             copy_rows(l, row_of(l, l->stage, n), row_of(l, l->drafts, l->active[i]->slot), 1);
+            l->own[n] = &l->active[i]->own;
             l->group[n++] = l->active[i];
         }
     if (n == 0) return *more = false, true;
     const double t0 = clock_seconds();
     for (int i = 0; i < n; i += g->sc.head_rows)
-        if (!forward_draft(&g->sc, l->choice + i, row_of(l, l->stage, i), (int)min_i64(n - i, g->sc.head_rows), e))
+        if (!forward_draft(&g->sc, l->choice + i, row_of(l, l->stage, i), l->own + i,
+                           (int)min_i64(n - i, g->sc.head_rows), e))
             return false;
     timed(l, t0);
     for (int i = 0; i < n; i++) {

@@ -168,7 +168,8 @@ struct ops {
     /* For each of `rows` rows of hidden [rows, K] (device): the k <= HEAD_MAX_TOP largest logits by (value descending, id
      * ascending; NaN last), exactly those of `linear` (NUMERICS 8) -> ids, logits [rows, k], host memory. Places that no
      * allowed id fills have id -1 and logit NaN; so have all places of a row whose hidden state is not finite.
-     * extra_logits (host): the logits of q[0].extra, then of q[1].extra ... q NULL: no row asks for anything special. Waits. */
+     * extra_logits (host): the logits of q[0].extra, then of q[1].extra ... q NULL: no row asks for anything special. k = 0:
+     * nothing but the extra ids is computed (ids and logits NULL) and nothing counted. Waits. */
     void (*head_top)(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_head *h, const float *hidden,
                      int rows, int k, const head_query *q);
 

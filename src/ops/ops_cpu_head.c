@@ -265,9 +265,53 @@ static void run_group(ops *o, top_job *j, int32_t *ids, float *logits) {
     run_full(o, j, ids, logits);
 }
 
+/* ---- only the extra ids ---- */
+
+typedef struct extra_job {
+    const cpu *c;
+    const lm_head *h;
+    const float *hidden;
+    const head_query *q;
+    float *out;
+    int rows;
+    int64_t all; /* extra ids of all rows */
+} extra_job;
+
+static void extra_part(void *ctx, int thread, int threads) {
+    const extra_job *j = ctx;
+    const lm_head *h = j->h;
+    int64_t from, to, at = 0;
+    pool_share(j->all, 1, thread, threads, &from, &to);
+    for (int r = 0; r < j->rows && at < to; at += j->q[r++].n_extra) {
+        const int64_t lo = max_i64(from, at), hi = min_i64(to, at + j->q[r].n_extra);
+        const float *x = j->hidden + (int64_t)r * h->cols;
+        const bool finite = lo < hi && head_finite(x, h->cols);
+        for (int64_t i = lo; i < hi; i++) {
+            const int32_t id = j->q[r].extra[i - at];
+            CHECK(id >= 0 && id < h->rows, "extra id %d of %d", id, h->rows);
+            if (finite)
+                cpu_gemm(j->c, h->full.type, j->out + i, 1, x, h->cols,
+                         elem_at(h->full.data, h->full.type, (int64_t)id * h->cols), 1, 1, h->cols);
+            else
+                j->out[i] = NAN;
+        }
+    }
+}
+
+static void head_extra(cpu *c, float *out, const lm_head *h, const float *hidden, int rows, const head_query *q) {
+    extra_job j = { .c = c, .h = h, .hidden = hidden, .q = q, .out = out, .rows = rows };
+    for (int r = 0; q && r < rows; r++) j.all += q[r].n_extra;
+    CHECK(h->full.q.format == LINEAR_PLAIN, "single rows of a quantized head");
+    if (j.all > 0) cpu_run(c, extra_part, &j, (double)j.all * h->cols);
+}
+
 void cpu_head_top(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_head *h, const float *hidden, int rows,
                   int k, const head_query *q) {
-    CHECK(k >= 1 && k <= HEAD_MAX_TOP, "top %d of a head", k);
+    CHECK(k >= 0 && k <= HEAD_MAX_TOP, "top %d of a head", k);
+    if (k == 0) {
+        head_extra(o->self, extra_logits, h, hidden, rows, q);
+        return;
+    }
     top_job j = { .c = o->self, .h = h, .k = k };
     float *extra[SCREEN_MAX_ROWS];
     for (int r = 0; r < rows; r++) {

@@ -162,18 +162,19 @@ static void top_of(int32_t *ids, float *logits, const float *all, const uint64_t
 static void ref_head_top(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_head *h, const float *hidden,
                          int rows, int k, const head_query *q) {
     ref *f = o->self;
-    CHECK(k >= 1 && k <= HEAD_MAX_TOP, "top %d of a head", k);
+    CHECK(k >= 0 && k <= HEAD_MAX_TOP, "top %d of a head", k);
     float *all = floats(&f->b, h->rows);
     uint64_t *mask = work_need(&f->c, ((size_t)h->rows + 63) / 64 * sizeof *mask);
-    for (int r = 0; r < rows; r++, hidden += h->cols, ids += k, logits += k) {
+    for (int r = 0; r < rows; r++, hidden += h->cols) {
         const bool finite = head_finite(hidden, h->cols);
         head_mask(mask, h->rows, q ? &q[r] : NULL);
         ref_linear(o, all, h->rows, hidden, h->cols, &h->full, 1);
         for (int i = 0; q && i < q[r].n_extra; i++) *extra_logits++ = finite ? all[q[r].extra[i]] : NAN;
+        if (k == 0) continue;
         if (finite)
-            top_of(ids, logits, all, mask, h->rows, k);
+            top_of(ids + r * k, logits + r * k, all, mask, h->rows, k);
         else
-            head_no_more(ids, logits, 0, k);
+            head_no_more(ids + r * k, logits + r * k, 0, k);
         h->counts.rows += finite;
         h->counts.full += finite;
     }

@@ -246,6 +246,75 @@ static void test_penalties_and_drafts(void **state) {
     engine_close(g);
 }
 
+/* What a small draft head may propose: its rows, and what the sequence holds. */
+typedef struct proposals {
+    out o;
+    const int32_t *prompt;
+    const net_heads *heads;
+    int n_prompt, rare, rare_accepted, late; /* late: output tokens that nothing could have proposed */
+} proposals;
+
+static bool was_said(const proposals *p, int32_t id) {
+    for (int i = 0; i < p->n_prompt; i++)
+        if (p->prompt[i] == id) return true;
+    for (int i = 0; i < p->o.n; i++)
+        if (p->o.v[i] == id) return true;
+    return false;
+}
+
+static bool on_proposed_token(void *ctx, int32_t id, double logprob, const int32_t *top, const double *values) {
+    proposals *p = ctx;
+    p->late += !heads_drafts(p->heads, id) && !was_said(p, id);
+    return on_token(&p->o, id, logprob, top, values);
+}
+
+/* Called before the round's tokens are. */
+static void on_proposal(void *ctx, const gen_round *r) {
+    proposals *p = ctx;
+    for (int i = 0; i < r->depth; i++) {
+        if (heads_drafts(p->heads, r->draft[i])) continue;
+        assert_true(was_said(p, r->draft[i]));
+        p->rare++;
+        p->rare_accepted += i < r->accepted;
+    }
+}
+
+static void test_own_ids_are_drafted(void **state) {
+    (void)state;
+    err e = { 0 };
+    int rare = 0, rare_accepted = 0;
+    for (int screened = 0; screened < 2; screened++) {
+        engine *g =
+            open_tiny((engine_options){ .ctx = 200,
+                                        .no_text = true,
+                                        .heads = { .mode = screened ? HEAD_SCREENED : HEAD_FULL, .draft_rows = 1 },
+                                        .ops = { .threads = 2, .isa = ISA_COUNT } });
+        for (uint32_t i = 0; i < 4; i++) {
+            int32_t prompt[40];
+            random_prompt(prompt, 40, 200 + i);
+            const out off = generate(g, prompt, 40, 0, 0, 100);
+            proposals p = { .prompt = prompt, .n_prompt = 40, .heads = &g->n.heads };
+            session s;
+            gen_result r;
+            OK(session_open(&s, g, true, &e));
+            OK(session_set(&s, prompt, 40, &e));
+            OK(session_generate(
+                &s,
+                &(gen_options){
+                    .max_tokens = 100, .depth = 3, .on_token = on_proposed_token, .on_round = on_proposal, .ctx = &p },
+                &r, &e));
+            session_close(&s);
+            same(&off, &p.o, "a draft head of few rows");
+            assert_int_equal(r.out_of_list, p.late);
+            rare += p.rare;
+            rare_accepted += p.rare_accepted;
+        }
+        engine_close(g);
+    }
+    printf("%d drafts of a sequence's own ids, %d accepted\n", rare, rare_accepted);
+    assert_true(rare_accepted > 20);
+}
+
 /* Two sequences in one batch, interleaved with another's rows, against each alone. */
 static void test_batch_mates(void **state) {
     (void)state;
@@ -345,7 +414,7 @@ int main(void) {
         cmocka_unit_test(test_hidden_bits),         cmocka_unit_test(test_speculation_is_invisible),
         cmocka_unit_test(test_heads_are_invisible), cmocka_unit_test(test_penalties_and_drafts),
         cmocka_unit_test(test_batch_mates),         cmocka_unit_test(test_continued_session),
-        cmocka_unit_test(test_end_of_context)
+        cmocka_unit_test(test_end_of_context),      cmocka_unit_test(test_own_ids_are_drafted)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -485,7 +485,7 @@ static void test_acceptance(void **state) {
     (void)state;
     enum { N = 5 };
     rnd r = rnd_open(seed + 3);
-    engine *one = open_engine(TINY, 1, 0, 1, 0), *g = open_engine(TINY, N - 1, 64, 1, 0);
+    engine *one = open_engine(TINY, 1, 0, 1, 2), *g = open_engine(TINY, N - 1, 64, 1, 2);
     int64_t accepted = 0;
     for (int depth = 1; depth <= ENGINE_MAX_DRAFT; depth++) {
         wanted w[N] = { 0 };
@@ -522,6 +522,7 @@ static void test_acceptance(void **state) {
             assert_int_equal(t[i].got[0].n, 40);
             assert_int_equal(b->rounds, alone.rounds);
             assert_int_equal(b->accepted, alone.accepted);
+            assert_int_equal(b->out_of_list, alone.out_of_list);
             assert_memory_equal(b->accepted_at, alone.accepted_at, sizeof b->accepted_at);
             assert_memory_equal(b->drafted_at, alone.drafted_at, sizeof b->drafted_at);
             accepted += alone.accepted;

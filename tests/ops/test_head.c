@@ -139,6 +139,12 @@ static void make(problem *p, fill how) {
     }
 }
 
+static bool same_bits(const float *a, const float *b, int n) {
+    for (int i = 0; i < n; i++)
+        if (memcmp(a + i, b + i, sizeof *a) != 0 && !(isnan(a[i]) && isnan(b[i]))) return false;
+    return true;
+}
+
 static void solve(answer *a, ops *o, const problem *p, bool screen, bool queries) {
     err e = { 0 };
     linear *w = NULL;
@@ -149,14 +155,14 @@ static void solve(answer *a, ops *o, const problem *p, bool screen, bool queries
     assert_int_equal(head_bytes(h) > 0, screen && strcmp(o->device, "ref") != 0);
     o->head_top(o, a->ids, a->logits, a->extra, h, p->x, p->M, p->k, queries ? p->q : NULL);
     a->counts = head_counted(h);
+    if (queries) { /* the extra ids alone: the same bits */
+        float apart[MAX_M * MAX_EXTRA];
+        o->head_top(o, NULL, NULL, apart, h, p->x, p->M, 0, p->q);
+        assert_true(same_bits(apart, a->extra, p->n_extra));
+        assert_int_equal(head_counted(h).rows, a->counts.rows);
+    }
     o->head_free(o, h);
     o->linear_free(o, w);
-}
-
-static bool same_bits(const float *a, const float *b, int n) {
-    for (int i = 0; i < n; i++)
-        if (memcmp(a + i, b + i, sizeof *a) != 0 && !(isnan(a[i]) && isnan(b[i]))) return false;
-    return true;
 }
 
 /* Counts over everything: the test must have seen both paths. */
