@@ -23,7 +23,7 @@ static void show_piece(void *ctx, split_kind kind, str piece) {
     const chat *c = ctx;
     if (kind == SPLIT_THOUGHT)
         fprintf(c->tty ? stdout : stderr, c->tty ? "\033[2m" STR_FMT "\033[0m" : STR_FMT, STR_ARG(piece));
-    else
+    else if (kind == SPLIT_TEXT)
         fwrite(piece.p, 1, piece.n, stdout);
     fflush(stdout);
 }

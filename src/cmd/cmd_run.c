@@ -36,6 +36,7 @@ static void show_piece(void *ctx, split_kind kind, str piece) {
         fflush(stdout);
         return;
     }
+    if (kind != SPLIT_THOUGHT) return;
     /* The thought is not the answer: it goes where progress goes. */
     fprintf(stderr, l->tty ? "\033[2m" STR_FMT "\033[0m" : STR_FMT, STR_ARG(piece));
 }
@@ -164,7 +165,7 @@ static void report_json(const options *o, const live *l, const id_list *prompt, 
     json_write_str(&b, buf_view(&l->r.thought));
     buf_printf(&b, ",\"tool_calls\":[" STR_FMT "],\"finish_reason\":\"%s\",", (int)l->r.calls.n,
                l->r.calls.n ? l->r.calls.p : "",
-               l->r.n_calls && r->finish == GEN_STOP ? "tool_calls" : gen_finish_name(r->finish));
+               l->r.n_calls && !l->r.cut && r->finish == GEN_STOP ? "tool_calls" : gen_finish_name(r->finish));
     buf_printf(&b, "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d},", r->prompt_tokens,
                r->output_tokens, r->prompt_tokens + r->output_tokens);
     buf_printf(&b,

@@ -1,18 +1,26 @@
 #include "text/reply.h"
 
-static void on_event(void *ctx, split_kind kind, str text, str name) {
+static void on_event(void *ctx, split_kind kind, str text) {
     reply *r = ctx;
-    if (kind == SPLIT_CALL) {
+    switch (kind) {
+    case SPLIT_THOUGHT: buf_str(&r->thought, text); break;
+    case SPLIT_TEXT: buf_str(&r->text, text); break;
+    case SPLIT_CALL:
         if (r->n_calls) buf_byte(&r->calls, ',');
         buf_printf(&r->calls, "{\"id\":\"call_%d\",\"type\":\"function\",\"function\":{\"name\":", r->n_calls);
-        json_write_str(&r->calls, name);
-        buf_puts(&r->calls, ",\"arguments\":");
         json_write_str(&r->calls, text);
-        buf_puts(&r->calls, "}}");
+        buf_clear(&r->args);
         r->n_calls++;
-        return;
+        break;
+    case SPLIT_ARGS: buf_str(&r->args, text); break;
+    case SPLIT_CALL_END:
+    case SPLIT_CALL_CUT:
+        buf_puts(&r->calls, ",\"arguments\":");
+        json_write_str(&r->calls, buf_view(&r->args));
+        buf_puts(&r->calls, "}}");
+        r->cut = kind == SPLIT_CALL_CUT;
+        break;
     }
-    buf_str(kind == SPLIT_TEXT ? &r->text : &r->thought, text);
     if (r->on_piece) r->on_piece(r->ctx, kind, text);
 }
 
@@ -80,4 +88,5 @@ void reply_free(reply *r) {
     buf_free(&r->text);
     buf_free(&r->thought);
     buf_free(&r->calls);
+    buf_free(&r->args);
 }

@@ -15,12 +15,14 @@ typedef struct reply {
     buf raw;           /* decoded, not yet released: may begin a stop string */
     buf text, thought; /* all so far */
     buf calls;         /* JSON array elements, comma-separated: OpenAI's tool_calls */
+    buf args;          /* of the call that is being read */
     int n_calls;
+    bool cut; /* the generation ended inside the last call */
     const char *const *stops;
     int n_stops;
     int min_tokens, n_tokens; /* stop strings are looked for in what comes behind the first min_tokens ids */
     bool stopped;             /* a stop string completed */
-    void (*on_piece)(void *ctx, split_kind kind, str piece); /* TEXT and THOUGHT as they come; may be NULL */
+    void (*on_piece)(void *ctx, split_kind kind, str piece); /* the splitter's events as they come; may be NULL */
     void *ctx;
 } reply;
 

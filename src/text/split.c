@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "text/split_call.h"
+#include "text/split_args.h"
 #include "text/utf8_feed.h"
 
 typedef enum mode { M_THINK, M_ANSWER } mode;
@@ -26,6 +26,8 @@ struct split {
     size_t fence_n;
     size_t lead;      /* white space known to stand at the front of the buffer */
     call_parser call; /* call.active: the buffer starts with (M_ANSWER) or holds (M_THINK) a possible call */
+    bool told;        /* the call's CALL event was sent */
+    call_args args;
     size_t call_from; /* M_ANSWER: white space before the possible call, text if it is none */
     buf done;         /* M_THINK: finished calls that wait for the end, as CALL events: name NUL args NUL */
 };
@@ -33,7 +35,7 @@ struct split {
 static void emit(split *s, split_kind kind, size_t n) {
     if (!n) return;
     if (kind == SPLIT_TEXT) s->shown_text = true;
-    s->fn(s->ctx, kind, (str){ s->b.p, n }, (str){ "", 0 });
+    s->fn(s->ctx, kind, (str){ s->b.p, n });
 }
 
 static void consume(split *s, size_t n) {
@@ -91,7 +93,9 @@ static bool step_after_thought_call(split *s, bool final) {
         /* the generation ends right after a complete call: it counts */
         for (size_t i = 0; i < s->done.n;) {
             const str name = str_of(s->done.p + i), args = str_of(s->done.p + i + name.n + 1);
-            s->fn(s->ctx, SPLIT_CALL, args, name);
+            s->fn(s->ctx, SPLIT_CALL, name);
+            s->fn(s->ctx, SPLIT_ARGS, args);
+            s->fn(s->ctx, SPLIT_CALL_END, STR(""));
             i += name.n + args.n + 2;
         }
         consume(s, s->b.n);
@@ -114,7 +118,8 @@ static bool step_thought_call(split *s, bool final) {
         const str name = call_name(&s->call, &s->b);
         buf_str(&s->done, name);
         buf_byte(&s->done, 0);
-        call_arguments(&s->done, &s->call, &s->b, s->tools);
+        args_begin(&s->args, &s->done, s->tools, name);
+        args_end(&s->args, &s->done, &s->call, &s->b);
         buf_byte(&s->done, 0);
         return true;
     }
@@ -237,26 +242,52 @@ static bool fence_line(split *s, size_t at, bool final, size_t *n) {
     return true;
 }
 
-static void end_call(split *s, size_t used) {
-    const str name = call_name(&s->call, &s->b);
-    buf args = { 0 };
-    call_arguments(&args, &s->call, &s->b, s->tools);
-    s->fn(s->ctx, SPLIT_CALL, buf_view(&args), name);
-    buf_free(&args);
+/* Tell what is certain of the call; ended: all that there is. */
+static void tell_call(split *s, bool ended) {
+    if (!s->told && !args_may_begin(&s->call)) return;
+    buf out = { 0 };
+    if (!s->told) {
+        const str name = call_name(&s->call, &s->b);
+        s->fn(s->ctx, SPLIT_CALL, name);
+        args_begin(&s->args, &out, s->tools, name);
+        s->told = true;
+    }
+    if (ended)
+        args_end(&s->args, &out, &s->call, &s->b);
+    else
+        args_step(&s->args, &out, &s->call, &s->b);
+    if (out.n) s->fn(s->ctx, SPLIT_ARGS, buf_view(&out));
+    buf_free(&out);
+}
+
+static void end_call(split *s, split_kind how, size_t used) {
+    tell_call(s, true);
+    s->fn(s->ctx, how, STR(""));
     consume(s, used);
-    s->call.active = false;
+    s->call.active = s->told = false;
     s->after_call = true;
     s->line_start = false; /* what follows on this line is no new line */
+}
+
+/* The generation ends inside a call. */
+static void last_call(split *s) {
+    if (s->told || args_may_begin(&s->call)) {
+        end_call(s, s->call.state == CALL_BODY ? SPLIT_CALL_END : SPLIT_CALL_CUT, s->b.n);
+        return;
+    }
+    if (call_committed(&s->call, &s->b)) consume(s, s->b.n);
+    s->call.active = false;
+    emit(s, SPLIT_TEXT, s->b.n);
+    consume(s, s->b.n);
 }
 
 static bool step_answer_call(split *s, bool final) {
     switch (call_step(&s->call, &s->b, s->tools, false, final)) {
     case CALL_WAIT:
-        if (!final) return false;
-        if (call_committed(&s->call, &s->b)) consume(s, s->b.n);
-        s->call.active = false;
-        emit(s, SPLIT_TEXT, s->b.n);
-        consume(s, s->b.n);
+        if (final)
+            last_call(s);
+        else
+            tell_call(s, false);
         return false;
     case CALL_REJECT: /* prose: its first character is text, the rest is read again */
         s->call.active = false;
@@ -265,7 +296,7 @@ static bool step_answer_call(split *s, bool final) {
         s->line_start = false;
         s->after_call = false;
         return true;
-    case CALL_COMPLETE: end_call(s, s->call.at); return true;
+    case CALL_COMPLETE: end_call(s, SPLIT_CALL_END, s->call.at); return true;
     }
     return false;
 }

@@ -15,8 +15,10 @@
  * - A call needs `<function=NAME>` followed by a parameter or its end; otherwise it is prose. A value ends at
  *   </parameter>; when that is missing, at a <parameter=...> that begins a line or names a declared parameter, or at
  *   a </function> (or </tool_call>) behind which the call ends or another begins. Any other `<` belongs to the value.
- * - At the end of the generation an unfinished tag or call is dropped from the answer (a lone `<` is kept
- *   unless it begins a line); an unfinished call in the thought is thought. */
+ * - A call is told as soon as its first <parameter=...> or its end was read. Of equal parameters the first counts.
+ * - At the end of the generation an unfinished tag is dropped from the answer (a lone `<` is kept unless it begins a
+ *   line), also a call that was not yet told. A told call that ends behind a whole parameter is complete; inside a value
+ *   it is cut: a string ends there, any other value is left out. An unfinished call in the thought is thought. */
 #ifndef NIBBLE_SPLIT_H
 #define NIBBLE_SPLIT_H
 
@@ -25,10 +27,20 @@
 #include "base/json.h"
 
 typedef struct split split;
-typedef enum split_kind { SPLIT_THOUGHT, SPLIT_TEXT, SPLIT_CALL } split_kind;
-/* THOUGHT and TEXT: a piece of whole UTF-8 characters (invalid bytes become U+FFFD). CALL: name and arguments (a JSON
- * object as text) of one complete call, typed by the tool's parameter schema where it has one. */
-typedef void split_event(void *ctx, split_kind kind, str text, str call_name);
+typedef enum split_kind {
+    SPLIT_THOUGHT,
+    SPLIT_TEXT,
+    SPLIT_CALL,
+    SPLIT_ARGS,
+    SPLIT_CALL_END,
+    SPLIT_CALL_CUT
+} split_kind;
+/* THOUGHT, TEXT: a piece, in whole UTF-8 characters (invalid bytes become U+FFFD). CALL: a call begins, text is its name.
+ * ARGS: a piece of its arguments; together they are one JSON object, typed by the tool's parameter schema where it has
+ * one. CALL_END: that call is complete; or CALL_CUT: the generation ended inside it, and its arguments are what there
+ * was of them, closed so as to be JSON. Between CALL and its end only ARGS come. Pieces are never empty, but for the
+ * two ends, whose text is. */
+typedef void split_event(void *ctx, split_kind kind, str text);
 
 /* True when the rendered prompt ends inside an open thinking block: a <think> with neither </think> nor a control
  * token (<|...) behind it. */

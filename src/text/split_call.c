@@ -219,13 +219,6 @@ bool call_committed(const call_parser *c, const buf *b) { return c->state != CAL
 
 str call_name(const call_parser *c, const buf *b) { return text_of(b, c->name); }
 
-void call_arguments(buf *out, const call_parser *c, const buf *b, const json *tools) {
-    toolcall_param *v = xcalloc(c->n, sizeof *v);
-    for (size_t i = 0; i < c->n; i++) v[i] = (toolcall_param){ text_of(b, c->v[i].key), text_of(b, c->v[i].value) };
-    toolcall_arguments(out, tools, text_of(b, c->name), v, c->n);
-    free(v);
-}
-
 void call_free(call_parser *c) {
     free(c->v);
     *c = (call_parser){ 0 };

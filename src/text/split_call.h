@@ -42,7 +42,6 @@ call_verdict call_step(call_parser *c, const buf *b, const json *tools, bool str
 /* Waiting at the end of the generation: is this more than the bare words <tool_call>? */
 bool call_committed(const call_parser *c, const buf *b);
 str call_name(const call_parser *c, const buf *b);
-void call_arguments(buf *out, const call_parser *c, const buf *b, const json *tools);
 void call_free(call_parser *c);
 
 #endif

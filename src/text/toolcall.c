@@ -3,7 +3,7 @@
 #include "base/arena.h"
 #include "text/jinja_uni.h"
 
-enum { SCHEMA_MAX_DEPTH = 16, LITERAL_MAX_DEPTH = 64, TYPES_MAX = 16 };
+enum { SCHEMA_MAX_DEPTH = 16, LITERAL_MAX_DEPTH = 64, TYPES_MAX = 16, SCHEMAS_MAX = 1000 };
 
 const json *toolcall_find(const json *tools, str name) {
     if (!json_is(tools, JSON_ARRAY)) return NULL;
@@ -16,13 +16,13 @@ const json *toolcall_find(const json *tools, str name) {
     return NULL;
 }
 
-static const json *schema_of(const json *tools, str name) {
+const json *toolcall_schema(const json *tools, str name) {
     const json *fn = toolcall_find(tools, name), *p = json_get(fn, "parameters");
     return p ? p : json_get(fn, "input_schema");
 }
 
 bool toolcall_declares(const json *tools, str name, str key) {
-    return json_get_str(json_get(schema_of(tools, name), "properties"), key) != NULL;
+    return json_get_str(json_get(toolcall_schema(tools, name), "properties"), key) != NULL;
 }
 
 /* ---- which types a schema allows, in order ---- */
@@ -31,6 +31,7 @@ typedef enum value_type { T_STRING, T_INTEGER, T_NUMBER, T_BOOLEAN, T_OBJECT, T_
 typedef struct types {
     value_type v[TYPES_MAX];
     int n;
+    int looked; /* schemas looked at: bounds what unions of unions cost */
 } types;
 
 static void types_add(types *t, value_type x) {
@@ -75,7 +76,7 @@ static const json *pointer(const json *root, str ref) {
 
 static void types_of(types *t, const json *schema, const json *root, int depth) {
     static const char *const unions[] = { "anyOf", "oneOf", "allOf" };
-    if (!json_is(schema, JSON_OBJECT) || depth > SCHEMA_MAX_DEPTH) return;
+    if (!json_is(schema, JSON_OBJECT) || depth > SCHEMA_MAX_DEPTH || t->looked++ >= SCHEMAS_MAX) return;
     const json *ref = json_get(schema, "$ref"), *type = json_get(schema, "type"), *e = json_get(schema, "enum");
     if (json_is(ref, JSON_STRING)) types_of(t, pointer(root, json_str(ref)), root, depth + 1);
     if (json_is(type, JSON_ARRAY))
@@ -84,10 +85,8 @@ static void types_of(types *t, const json *schema, const json *root, int depth) 
         types_add_name(t, type);
     for (size_t k = 0; k < ARRAY_LEN(unions); k++) {
         const json *u = json_get(schema, unions[k]);
-        /* the depth bounds recursion; the width is bounded by the document, met once per level */
         if (json_is(u, JSON_ARRAY))
-            for (uint32_t i = 0; i < u->n && t->n < TYPES_MAX && i < 64; i++)
-                types_of(t, &u->u.items[i], root, depth + 4);
+            for (uint32_t i = 0; i < u->n; i++) types_of(t, &u->u.items[i], root, depth + 1);
     }
     if (t->n == 0 && json_is(e, JSON_ARRAY))
         for (uint32_t i = 0; i < e->n; i++) types_add_value(t, &e->u.items[i]);
@@ -329,9 +328,23 @@ void toolcall_value(buf *out, const json *schema, const json *root, str text) {
     json_write_str(out, text);
 }
 
-/* ---- the whole call ---- */
+toolcall_form toolcall_form_of(const json *schema, const json *root) {
+    types t = { .n = 0 };
+    types_of(&t, schema, root, 0);
+    bool has_null = false;
+    value_type first = T_NULL; /* of the others */
+    for (int i = t.n - 1; i >= 0; i--) {
+        if (t.v[i] == T_NULL)
+            has_null = true;
+        else
+            first = t.v[i];
+    }
+    if (t.n == 0) return schema ? FORM_OTHER : FORM_STRING;
+    if (first != T_STRING) return FORM_OTHER;
+    return has_null ? FORM_STRING_OR_NULL : FORM_STRING;
+}
 
-static str strip_newlines(str s) {
+str toolcall_strip(str s) {
     if (str_starts(s, STR("\r\n")))
         s = str_skip(s, 2);
     else if (str_starts(s, STR("\n")))
@@ -341,25 +354,4 @@ static str strip_newlines(str s) {
     else if (str_ends(s, STR("\n")))
         s.n -= 1;
     return s;
-}
-
-static bool repeated(const toolcall_param *v, size_t i, size_t n) {
-    for (size_t k = i + 1; k < n; k++)
-        if (str_eq(v[k].key, v[i].key)) return true;
-    return false;
-}
-
-void toolcall_arguments(buf *out, const json *tools, str name, const toolcall_param *v, size_t n) {
-    const json *root = schema_of(tools, name), *props = json_get(root, "properties");
-    bool first = true;
-    buf_byte(out, '{');
-    for (size_t i = 0; i < n; i++) {
-        if (repeated(v, i, n)) continue;
-        if (!first) buf_puts(out, ", ");
-        first = false;
-        json_write_str(out, v[i].key);
-        buf_puts(out, ": ");
-        toolcall_value(out, json_get_str(props, v[i].key), root, strip_newlines(v[i].value));
-    }
-    buf_byte(out, '}');
 }

@@ -1,4 +1,4 @@
-/* toolcall.h - the arguments of one tool call: raw parameter texts to a JSON object, typed by the tool's schema.
+/* toolcall.h - a tool call's values: raw parameter texts to JSON, typed by the tool's schema.
  *
  * A model writes values as plain text. What they mean stands in the tool's parameter schema:
  * - string: the text itself ("03106" stays text);
@@ -15,16 +15,17 @@
 #include "base/json.h"
 #include "base/str.h"
 
-typedef struct toolcall_param {
-    str key, value;
-} toolcall_param;
-
 /* The function object of tools[] with this name ({type, function: {...}} or {name, ...}), or NULL. */
 const json *toolcall_find(const json *tools, str name);
 /* Is `key` a declared parameter of the tool? */
 bool toolcall_declares(const json *tools, str name, str key);
-/* Append one JSON object. One newline at each end of a value is not part of it. The last of equal keys counts. */
-void toolcall_arguments(buf *out, const json *tools, str name, const toolcall_param *v, size_t n);
+/* The parameter schema of the tool with this name, or NULL; the root that local references start at. */
+const json *toolcall_schema(const json *tools, str name);
+/* `text` without one line end at each side, which the format puts around a value. */
+str toolcall_strip(str text);
+/* Can a value be written while it is read? STRING: always its text. STRING_OR_NULL: its text unless that is null. */
+typedef enum toolcall_form { FORM_STRING, FORM_STRING_OR_NULL, FORM_OTHER } toolcall_form;
+toolcall_form toolcall_form_of(const json *schema, const json *root);
 /* Append `text` as a value of `schema` (may be NULL); $ref is looked up in `root`. */
 void toolcall_value(buf *out, const json *schema, const json *root, str text);
 

@@ -9,7 +9,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n);
 
 typedef struct events {
-    buf b;
+    buf b, args;
     int last;
 } events;
 
@@ -21,15 +21,22 @@ static void check_json(str s) {
     arena_free(&a);
 }
 
-static void on_event(void *ctx, split_kind kind, str text, str name) {
+static void on_event(void *ctx, split_kind kind, str text) {
     events *l = ctx;
     buf again = { 0 };
     utf8_feed f = { .n = 0 };
     utf8_feed_bytes(&f, text, &again);
     CHECK(f.n == 0 && str_eq(buf_view(&again), text), "not whole UTF-8");
     buf_free(&again);
-    if (kind == SPLIT_CALL) check_json(text);
-    if (kind == SPLIT_CALL || l->last != (int)kind) buf_printf(&l->b, "\n%d %.*s:", (int)kind, (int)name.n, name.p);
+    const bool in_call = l->last == SPLIT_CALL || l->last == SPLIT_ARGS, end = kind >= SPLIT_CALL_END;
+    CHECK(in_call == (kind == SPLIT_ARGS || end), "event %d behind %d", (int)kind, l->last);
+    CHECK(end ? text.n == 0 : text.n > 0, "event %d with %zu bytes", (int)kind, text.n);
+    if (kind == SPLIT_ARGS) buf_str(&l->args, text);
+    if (end) {
+        check_json(buf_view(&l->args));
+        buf_clear(&l->args);
+    }
+    if (l->last != (int)kind) buf_printf(&l->b, "\n%d:", (int)kind);
     buf_str(&l->b, text);
     l->last = (int)kind;
 }
@@ -46,14 +53,18 @@ static events run(bool thinking, const json *tools, str text, uint32_t seed, siz
     }
     split_end(s);
     split_free(s);
+    CHECK(l.last != SPLIT_CALL && l.last != SPLIT_ARGS, "a call without an end");
+    buf_free(&l.args);
     return l;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
-    static const char tools_text[] = "[{\"function\": {\"name\": \"f\", \"parameters\": {\"properties\": {\"a\": "
-                                     "{\"type\": \"integer\"}, \"b\": {\"type\": \"object\"}, "
-                                     "\"c\": {\"anyOf\": [{\"type\": \"array\"}, {\"$ref\": \"#\"}, {\"type\": "
-                                     "[\"null\", \"string\"]}]}, \"d\": {}}}}}, {\"name\": \"g\"}]";
+    static const char tools_text[] =
+        "[{\"function\": {\"name\": \"f\", \"parameters\": {\"properties\": {\"a\": "
+        "{\"type\": \"integer\"}, \"b\": {\"type\": \"object\"}, "
+        "\"c\": {\"anyOf\": [{\"type\": \"array\"}, {\"$ref\": \"#\"}, {\"type\": "
+        "[\"null\", \"string\"]}]}, \"d\": {}, \"e\": {\"type\": \"string\"}, \"h\": {\"type\": "
+        "[\"string\", \"null\"]}}}}}, {\"name\": \"g\"}]";
     arena a = { 0 };
     const json *tools = NULL;
     err e = { 0 };

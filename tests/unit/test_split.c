@@ -32,23 +32,33 @@ static const char TOOLS[] =
     "{\"name\": \"flat\", \"input_schema\": {\"properties\": {\"q\": {\"type\": \"integer\"}}}}]";
 
 typedef struct log {
-    buf b;
+    buf b, args;
     int last;
 } log_t;
 
-static void on_event(void *ctx, split_kind kind, str text, str name) {
+static void check_object(str text) { /* arguments are one JSON object */
+    arena a = { 0 };
+    const json *v;
+    err e = { 0 };
+    if (!json_parse(&v, &a, text, "arguments", NULL, &e) || v->type != JSON_OBJECT)
+        fail_msg("%.*s", (int)text.n, text.p);
+    arena_free(&a);
+}
+
+static void on_event(void *ctx, split_kind kind, str text) {
     log_t *l = ctx;
-    assert_true(kind == SPLIT_CALL || text.n > 0);
+    const bool end = kind == SPLIT_CALL_END || kind == SPLIT_CALL_CUT;
+    assert_true(end ? text.n == 0 : text.n > 0);
+    assert_int_equal(kind == SPLIT_ARGS || end, l->last == SPLIT_CALL || l->last == SPLIT_ARGS);
     if (kind == SPLIT_CALL) {
-        buf_printf(&l->b, "|C:%.*s(", (int)name.n, name.p);
+        buf_printf(&l->b, "|C:%.*s(", (int)text.n, text.p);
+    } else if (kind == SPLIT_ARGS) {
+        buf_str(&l->args, text);
         buf_str(&l->b, text);
-        buf_puts(&l->b, ")");
-        arena a = { 0 }; /* arguments are one JSON object */
-        const json *v;
-        err e = { 0 };
-        if (!json_parse(&v, &a, text, "arguments", NULL, &e) || v->type != JSON_OBJECT)
-            fail_msg("%.*s", (int)text.n, text.p);
-        arena_free(&a);
+    } else if (end) {
+        check_object(buf_view(&l->args));
+        buf_clear(&l->args);
+        buf_puts(&l->b, kind == SPLIT_CALL_END ? ")" : "...)");
     } else {
         if (l->last != (int)kind) buf_puts(&l->b, kind == SPLIT_TEXT ? "|A:" : "|T:");
         buf_str(&l->b, text);
@@ -78,6 +88,8 @@ static char *split_cuts(bool thinking, const json *tools, str text, const size_t
     }
     split_end(s);
     split_free(s);
+    assert_true(l.last != SPLIT_CALL && l.last != SPLIT_ARGS);
+    buf_free(&l.args);
     buf_puts(&l.b, "");
     return l.b.p;
 }
@@ -147,7 +159,7 @@ static void calls(void **state) {
     gives(false, true, "<tool_call><function=other><parameter=p>v</parameter></function></tool_call>",
           "|C:other({\"p\": \"v\"})");
     gives(false, true, CALL(P("city", "\n two\nlines \n")), "|C:get({\"city\": \"\\n two\\nlines \\n\"})");
-    gives(false, true, CALL(P("n", "1") P("n", "2")), "|C:get({\"n\": 2})");
+    gives(false, true, CALL(P("n", "1") P("n", "2")), "|C:get({\"n\": 1})");
     gives(false, true, "<tool_call>\n<function=flat>\n" P("q", "12345678901234567890123") "</function>\n</tool_call>",
           "|C:flat({\"q\": 12345678901234567890123})");
 }
@@ -257,17 +269,81 @@ static void cut_anywhere(void **state) {
     arena_free(&a);
 }
 
+/* The generation ends inside a call. */
+static void cut_calls(void **state) {
+    (void)state;
+#define HEAD "<tool_call>\n<function=get>\n"
+    gives(false, true, HEAD, "");
+    gives(false, true, "a\n" HEAD "<parameter=ci", "|A:a");
+    gives(false, true, HEAD "<parameter=city>", "|C:get({}...)");
+    gives(false, true, HEAD "<parameter=city>\nRo", "|C:get({\"city\": \"Ro\"}...)");
+    gives(false, true, HEAD "<parameter=city>\nRome\n", "|C:get({\"city\": \"Rome\"}...)");
+    gives(false, true, HEAD "<parameter=city>\nRome\n</param", "|C:get({\"city\": \"Rome\"}...)");
+    gives(false, true, HEAD "<parameter=n>\n12", "|C:get({}...)");
+    gives(false, true, HEAD "<parameter=sn>\nnul", "|C:get({}...)");
+    gives(false, true, HEAD "<parameter=sn>\nnull a", "|C:get({\"sn\": \"null a\"}...)");
+    gives(false, true, HEAD P("city", "Rome"), "|C:get({\"city\": \"Rome\"})");
+    gives(false, true, HEAD P("city", "Rome") "</func", "|C:get({\"city\": \"Rome\"})");
+    gives(false, true, HEAD P("city", "Rome") "<parameter=n", "|C:get({\"city\": \"Rome\"}...)");
+    gives(false, true, HEAD P("city", "Rome") "<parameter=n>\n1", "|C:get({\"city\": \"Rome\"}...)");
+    gives(false, true, HEAD P("city", "a") "<parameter=city>\nb", "|C:get({\"city\": \"a\"}...)");
+    gives(false, true, CALL(P("n", "1")) "\n" HEAD "<parameter=code>\nx = \"",
+          "|C:get({\"n\": 1})|C:get({\"code\": \"x = \\\"\"}...)");
+}
+
+typedef struct pieces {
+    char shown[256];
+} pieces;
+
+static void on_piece(void *ctx, split_kind kind, str text) {
+    pieces *p = ctx;
+    const size_t n = strlen(p->shown);
+    snprintf(p->shown + n, sizeof p->shown - n, kind == SPLIT_CALL ? "%.*s(" : "%.*s", (int)text.n, text.p);
+}
+
+/* Arguments come while they are written, not at the end. */
+static void streamed(void **state) {
+    (void)state;
+    static const struct {
+        const char *push, *shown;
+    } steps[] = {
+        { "<tool_call>\n<function=get>\n", "" },
+        { "<parameter=city>", "get({" },
+        { "\n", "get({\"city\": \"" },
+        { "New \"Yo", "get({\"city\": \"New \\\"Yo" },
+        { "rk\"\n", "get({\"city\": \"New \\\"York\\\"" },
+        { "x</para", "get({\"city\": \"New \\\"York\\\"\\nx" },
+        { "meter>\n", "get({\"city\": \"New \\\"York\\\"\\nx\"" },
+        { "<parameter=n>\n4", "get({\"city\": \"New \\\"York\\\"\\nx\"" },
+        { "2\n</parameter>", "get({\"city\": \"New \\\"York\\\"\\nx\", \"n\": 42" },
+        { "\n</function>", "get({\"city\": \"New \\\"York\\\"\\nx\", \"n\": 42}" },
+    };
+    arena a = { 0 };
+    pieces p = { "" };
+    split *s = split_new(false, tools_json(&a), on_piece, &p);
+    for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
+        split_push(s, str_of(steps[i].push));
+        assert_string_equal(p.shown, steps[i].shown);
+    }
+    split_free(s); /* without an end: nothing is left behind */
+    arena_free(&a);
+}
+
 static void value(const char *key, const char *text, const char *want) {
     arena a = { 0 };
-    const json *tools = tools_json(&a);
+    const json *root = toolcall_schema(tools_json(&a), STR("get"));
+    const json *schema = json_get(json_get(root, "properties"), key);
     buf b = { 0 };
-    const toolcall_param p = { str_of(key), str_of(text) };
-    toolcall_arguments(&b, tools, STR("get"), &p, 1);
-    buf w = { 0 };
-    buf_printf(&w, "{\"%s\": %s}", key, want);
-    if (!str_eq(buf_view(&b), buf_view(&w))) fail_msg("%s '%s': got %s, want %s", key, text, b.p, w.p);
+    toolcall_value(&b, schema, root, toolcall_strip(str_of(text)));
+    if (!str_is(buf_view(&b), want)) fail_msg("%s '%s': got %s, want %s", key, text, b.p, want);
     buf_free(&b);
-    buf_free(&w);
+    /* the same in a call, in every chunking */
+    buf call = { 0 }, events = { 0 };
+    buf_printf(&call, "<tool_call><function=get><parameter=%s>%s</parameter></function></tool_call>", key, text);
+    buf_printf(&events, "|C:get({\"%s\": %s})", key, want);
+    gives(false, true, call.p, events.p);
+    buf_free(&call);
+    buf_free(&events);
     arena_free(&a);
 }
 
@@ -332,9 +408,28 @@ static void deep_values(void **state) {
     buf b = { 0 }, out = { 0 };
     for (int i = 0; i < 100000; i++) buf_byte(&b, '[');
     arena a = { 0 };
-    const toolcall_param p = { STR("l"), buf_view(&b) };
-    toolcall_arguments(&out, tools_json(&a), STR("get"), &p, 1);
-    assert_int_equal(out.n, 100000 + strlen("{\"l\": \"\"}"));
+    const json *root = toolcall_schema(tools_json(&a), STR("get"));
+    toolcall_value(&out, json_get(json_get(root, "properties"), "l"), root, buf_view(&b));
+    assert_int_equal(out.n, 100000 + strlen("\"\""));
+    arena_free(&a);
+    buf_free(&b);
+    buf_free(&out);
+}
+
+/* Unions of unions cost a bounded time. */
+static void deep_unions(void **state) {
+    (void)state;
+    buf b = { 0 };
+    buf_puts(&b, "{\"$defs\": {\"u\": {\"anyOf\": [");
+    for (int i = 0; i < 100; i++) buf_printf(&b, "%s{\"$ref\": \"#/$defs/u\"}", i ? "," : "");
+    buf_puts(&b, "]}}}");
+    arena a = { 0 };
+    const json *root;
+    err e = { 0 };
+    assert_true(json_parse(&root, &a, buf_view(&b), "schema", NULL, &e));
+    buf out = { 0 };
+    toolcall_value(&out, json_get(json_get(root, "$defs"), "u"), root, STR("5"));
+    assert_string_equal(out.p, "\"5\"");
     arena_free(&a);
     buf_free(&b);
     buf_free(&out);
@@ -361,6 +456,9 @@ int main(void) {
         cmocka_unit_test(cut_anywhere),
         cmocka_unit_test(values),
         cmocka_unit_test(deep_values),
+        cmocka_unit_test(deep_unions),
+        cmocka_unit_test(cut_calls),
+        cmocka_unit_test(streamed),
         cmocka_unit_test(prompts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
