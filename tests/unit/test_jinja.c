@@ -262,10 +262,11 @@ static void limits(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(hostile); i++) {
         buf b = { 0 };
         err e = { 0 };
-        const time_t start = time(NULL);
+        const clock_t start = clock(); /* processor time: the machine may be busy */
         if (render(hostile[i], NULL, &l, &b, &e)) fail_msg("%s: accepted", hostile[i]);
         if (strcmp(e.id, "E-TEMPLATE-LIMIT") != 0) fail_msg("%s: %s: %s", hostile[i], e.id, e.msg);
-        if (time(NULL) - start > 15) fail_msg("%s: %ld seconds", hostile[i], (long)(time(NULL) - start));
+        const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+        if (seconds > 15) fail_msg("%s: %.1f seconds", hostile[i], seconds);
         buf_free(&b);
     }
     const jinja_limits hurried = { .max_seconds = 1e-9 };
