@@ -351,10 +351,18 @@ static bool attention_op(bench *b, err *e) {
                   .k_scale = 0.02f,
                   .v_scale = 0.02f };
     call c = { .b = b, .run = run_attention, .kv = &kv, .n = (int)min_i64(64, (int64_t)(b->beyond / (2 * one) + 1)) };
+    enum { PAGES = CONTEXT / OPS_KV_PAGE };
     float *k = NULL, *v = NULL;
-    bool ok = device_floats(b, &k, (size_t)c.n * one / 4, e) && device_floats(b, &v, (size_t)c.n * one / 4, e);
+    int32_t table[64 * PAGES]; /* one after the other */
+    void *pages = NULL;
+    bool ok = device_floats(b, &k, (size_t)c.n * one / 4, e) && device_floats(b, &v, (size_t)c.n * one / 4, e) &&
+              b->dev->mem_new(b->dev, &pages, sizeof table, e);
+    for (int i = 0; i < c.n * PAGES; i++) table[i] = i;
+    if (ok) b->dev->upload(b->dev, pages, table, (size_t)(c.n * PAGES) * sizeof *table);
     kv.k = k;
     kv.v = v;
+    kv.pages = pages;
+    kv.slot_pages = PAGES;
     const int heads = m->heads * m->head_dim;
     for (int i = 0; ok && i < b->o->rows.n && !*b->cancel; i++) {
         c.rows = b->o->rows.v[i];
@@ -366,6 +374,7 @@ static bool attention_op(bench *b, err *e) {
     }
     b->dev->mem_free(b->dev, k);
     b->dev->mem_free(b->dev, v);
+    if (pages) b->dev->mem_free(b->dev, pages);
     return ok;
 }
 

@@ -79,7 +79,8 @@ static int64_t needs(const mock *s, int ctx, int slots) {
     const model_config *c = &s->config;
     const int64_t head = (int64_t)c->vocab * c->hidden;
     return (int64_t)(s->nvfp4_bytes + s->source_bytes + s->plain_bytes) + head * 3 / 4 +
-           slots * state_slot_bytes(c, ctx, DT_F32, true) + (256 << 20) + (int64_t)s->nvfp4_bytes / 32;
+           state_bytes(c, &(state_shape){ .slots = slots, .capacity = ctx, .kv_type = DT_F32 }, true) + (256 << 20) +
+           (int64_t)s->nvfp4_bytes / 32;
 }
 
 static bool check_memory(const mock *s, const bench_options *o, int ctx, int slots, err *e) {

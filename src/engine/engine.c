@@ -34,6 +34,23 @@ static bool open_model(engine *g, const char *dir, const engine_options *opt, er
     return ops_open(&g->o, &opt->ops, e);
 }
 
+/* Pages and spare slots from bytes. */
+static bool shape_memory(state_shape *s, int *prefix_pages, const engine *g, const engine_options *opt, err *e) {
+    const int64_t page = state_page_bytes(&g->config, s->kv_type, g->w.mtp.present), most = INT32_MAX / 2;
+    const int64_t full = (int64_t)s->slots * kv_pages_for(s->capacity);
+    const int64_t asked = opt->kv_bytes > 0 ? min_i64(opt->kv_bytes / max_i64(page, 1), full) : full;
+    if (asked < kv_pages_for(s->capacity))
+        return fail(e, ERR_USAGE, "E-ENGINE-CTX",
+                    "%.2f GB of KV hold %lld positions, a context has %d (give more, or lower --ctx)",
+                    (double)opt->kv_bytes / 1e9, (long long)asked * OPS_KV_PAGE, s->capacity);
+    const int64_t spare = min_i64(opt->prefix_state_bytes / max_i64(config_state_bytes(&g->config), 1), most);
+    *prefix_pages = spare > 0 ? (int)min_i64(opt->prefix_kv_bytes / max_i64(page, 1), most) : 0;
+    s->spare = *prefix_pages > 0 ? (int)spare : 0;
+    if (s->spare == 0) *prefix_pages = 0;
+    s->pages = (int)min_i64(asked + *prefix_pages, INT32_MAX);
+    return true;
+}
+
 static bool open_state(engine *g, const engine_options *opt, err *e) {
     const model_config *c = &g->config;
     const int limit = c->max_position, want = opt->ctx > 0 ? opt->ctx : DEFAULT_CTX,
@@ -50,15 +67,18 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
      * few verified rows of each. */
     const int rows = (g->chunk > OPS_MAX_PENDING + 1 ? g->chunk : OPS_MAX_PENDING + 1) + (slots > 1 ? slots : 0);
     const int head_rows = (int)min_i64(max_i64(HEAD_ROWS, 3 * (int64_t)slots), MOST_HEAD_ROWS);
-    const int capacity = want < limit ? want : limit;
-    memory_plan_make(&g->plan, c, &g->w, &opt->heads, slots, capacity, g->kv_type, rows, head_rows);
+    state_shape shape = { .slots = slots, .capacity = want < limit ? want : limit, .kv_type = g->kv_type };
+    int prefix_pages = 0;
+    if (!shape_memory(&shape, &prefix_pages, g, opt, e)) return false;
+    memory_plan_make(&g->plan, c, &g->w, &opt->heads, &shape, prefix_pages, rows, head_rows);
     if (!memory_plan_check(&g->plan, opt->memory_bytes, e)) return false;
     if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, &opt->heads, e)) return false;
     if (!sampler_open(&g->sm, g->n.real_vocab, opt->ops.isa, e)) return false;
-    if (!state_open(&g->st, &g->n, &g->w, slots, capacity, g->kv_type, e)) return false;
+    if (!state_open(&g->st, &g->n, &g->w, &shape, e)) return false;
     if (!scratch_open(&g->sc, &g->n, rows, head_rows, e)) return false;
     g->host_logits = xmalloc((size_t)head_rows * (size_t)g->n.real_vocab * sizeof(float));
     g->slot_used = xcalloc((size_t)slots, 1);
+    g->pages_left = shape.pages;
     return true;
 }
 
@@ -121,6 +141,8 @@ bool session_open(session *s, engine *g, bool drafting, err *e) {
     while (s->slot < g->st.slots && g->slot_used[s->slot]) s->slot++;
     if (s->slot == g->st.slots)
         return fail(e, ERR_MACHINE, "E-ENGINE-SLOTS", "all %d sequences are in use (raise --max-seqs)", g->st.slots);
+    if (g->pages_left < g->st.pages.slot_pages)
+        return fail(e, ERR_MACHINE, "E-ENGINE-SLOTS", "all KV memory is in use (raise --max-seqs)");
     void *keep = NULL;
     if (g->n.heads.draft && !id_set_open(&s->own, DRAFT_HEAD_OWN))
         return fail(e, ERR_MACHINE, "E-MACHINE-MEMORY", "session: no memory");
@@ -132,6 +154,7 @@ bool session_open(session *s, engine *g, bool drafting, err *e) {
     s->cap = g->st.capacity + 1;
     s->tokens = xmalloc((size_t)s->cap * sizeof *s->tokens);
     g->slot_used[s->slot] = 1;
+    g->pages_left -= g->st.pages.slot_pages;
     session_reset(s);
     return true;
 }
@@ -140,6 +163,8 @@ void session_close(session *s) {
     if (!s->g || !s->tokens) return;
     s->g->o->mem_free(s->g->o, s->keep);
     s->g->slot_used[s->slot] = 0;
+    kv_pages_drop(&s->g->st.pages, s->slot);
+    s->g->pages_left += s->g->st.pages.slot_pages;
     free(s->tokens);
     history_close(&s->seen);
     id_set_close(&s->own);

@@ -26,9 +26,11 @@ typedef struct engine_options {
     kv_mode kv;   /* KV cache */
     act_mode act; /* inputs of quantized Linears */
     heads_options heads;
-    int64_t memory_bytes; /* refuse to plan for more; 0 = what is available */
-    bool need_text;       /* tokenizer and template must be there; otherwise they are loaded when present */
-    bool no_text;         /* do not look for them: every vocabulary row counts as real */
+    int64_t kv_bytes; /* KV of all sequences; less than full contexts makes a loop preempt; 0 = full contexts */
+    int64_t prefix_kv_bytes, prefix_state_bytes; /* for what a loop keeps of finished prompts; 0 = nothing */
+    int64_t memory_bytes;                        /* refuse to plan for more; 0 = what is available */
+    bool need_text; /* tokenizer and template must be there; otherwise they are loaded when present */
+    bool no_text;   /* do not look for them: every vocabulary row counts as real */
 } engine_options;
 
 typedef struct engine {
@@ -46,6 +48,7 @@ typedef struct engine {
     dtype kv_type;      /* of the trunk's caches */
     float *host_logits; /* [scratch head_rows, real_vocab] */
     uint8_t *slot_used; /* [slots] */
+    int pages_left;     /* of KV that neither a session nor a loop has laid claim to */
     memory_plan plan;
 } engine;
 

@@ -173,6 +173,9 @@ pass forward_begin(scratch *s, seq_state *st, const int32_t *ids, const int32_t 
             for (int a = 0; a < 3; a++) s->host[(rows + r) * 3 + a] = sp->pos0 + r;
         rows += sp->rows;
         if (sp->pos0 + sp->rows > top) top = sp->pos0 + sp->rows;
+        CHECK(kv_pages_grow(&st->pages, sp->slot, sp->pos0 + sp->rows) &&
+                  kv_pages_own(&st->pages, sp->slot, sp->pos0, sp->rows),
+              "span %d: no pages of its own for slot %d", i, sp->slot);
     }
     for (int r = 0; pos3 && r < rows * 3; r++)
         if (pos3[r] >= top) top = pos3[r] + 1;

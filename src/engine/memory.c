@@ -51,8 +51,8 @@ int64_t memory_available(void) {
     return machine < group ? machine : group;
 }
 
-void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, const heads_options *heads, int slots,
-                      int capacity, dtype kv_type, int rows, int head_rows) {
+void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, const heads_options *heads,
+                      const state_shape *shape, int prefix_pages, int rows, int head_rows) {
     *p = (memory_plan){ 0 };
     add_mat(p, &w->embed);
     if (w->head.data != w->embed.data) add_mat(p, &w->head);
@@ -62,12 +62,15 @@ void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, c
         add_layer(p, &w->mtp.layer);
     }
     heads_bytes(&p->screen_bytes, &p->draft_bytes, &w->head, c->vocab, heads);
-    p->state_bytes = slots * state_slot_bytes(c, capacity, kv_type, w->mtp.present);
+    p->prefix_bytes =
+        shape->spare * config_state_bytes(c) + prefix_pages * state_page_bytes(c, shape->kv_type, w->mtp.present);
+    p->state_bytes = state_bytes(c, shape, w->mtp.present) - p->prefix_bytes;
     /* What ops keep besides the scratch grows with the pairs of rows and experts. */
     const int64_t pairs = (int64_t)rows * c->topk;
     p->work_bytes =
         scratch_bytes(c, rows, head_rows) + (int64_t)head_rows * c->vocab * 4 + pairs * (c->inter + c->hidden) * 16;
-    p->total_bytes = p->packed_bytes + p->screen_bytes + p->draft_bytes + p->state_bytes + p->work_bytes;
+    p->total_bytes =
+        p->packed_bytes + p->screen_bytes + p->draft_bytes + p->state_bytes + p->prefix_bytes + p->work_bytes;
     p->available_bytes = memory_available();
 }
 
@@ -75,10 +78,11 @@ static double gb(int64_t bytes) { return (double)bytes / 1e9; }
 
 void memory_plan_text(char *out, size_t bytes, const memory_plan *p) {
     snprintf(out, bytes,
-             "%.2f GB: packed weights %.2f, screened head %.2f, draft head %.2f, sequences %.2f, work %.2f; %.2f GB of "
-             "weights in place from the page cache",
+             "%.2f GB: packed weights %.2f, screened head %.2f, draft head %.2f, sequences %.2f, prefix cache %.2f, "
+             "work %.2f; "
+             "%.2f GB of weights in place from the page cache",
              gb(p->total_bytes), gb(p->packed_bytes), gb(p->screen_bytes), gb(p->draft_bytes), gb(p->state_bytes),
-             gb(p->work_bytes), gb(p->mapped_bytes));
+             gb(p->prefix_bytes), gb(p->work_bytes), gb(p->mapped_bytes));
 }
 
 bool memory_plan_check(const memory_plan *p, int64_t limit_bytes, err *e) {

@@ -5,6 +5,7 @@
 #define NIBBLE_MEMORY_H
 
 #include "engine/heads.h"
+#include "engine/state.h"
 #include "model/config.h"
 #include "model/weights.h"
 
@@ -13,16 +14,17 @@ typedef struct memory_plan {
     int64_t
         mapped_bytes; /* weights used in place: page cache, which the kernel may drop and read again; not in total */
     int64_t screen_bytes, draft_bytes;
-    int64_t state_bytes; /* KV, GDN state, conv windows of all sequences, full contexts */
-    int64_t work_bytes;  /* activations of one pass, logits on the device and the host */
+    int64_t state_bytes;  /* GDN state and conv windows of all sequences, their pages of KV */
+    int64_t prefix_bytes; /* the same of the prefix cache */
+    int64_t work_bytes;   /* activations of one pass, logits on the device and the host */
     int64_t total_bytes;
     int64_t available_bytes; /* memory_available() */
 } memory_plan;
 
 /* MemAvailable, or what the control group leaves of it; INT64_MAX when unknown. */
 int64_t memory_available(void);
-void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, const heads_options *heads, int slots,
-                      int capacity, dtype kv_type, int rows, int head_rows);
+void memory_plan_make(memory_plan *p, const model_config *c, const weights *w, const heads_options *heads,
+                      const state_shape *shape, int prefix_pages, int rows, int head_rows);
 /* limit_bytes 0: what is available. Error: E-MACHINE-PLAN (what is needed, what there is, what to lower). */
 NODISCARD bool memory_plan_check(const memory_plan *p, int64_t limit_bytes, err *e);
 /* One line: "4.6 GB weights + ..." */

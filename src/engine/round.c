@@ -170,7 +170,7 @@ static void share(loop *l, const seq *from) {
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
         if (s->r != from->r || s->phase != SEQ_SHARES) continue;
-        state_copy(&l->g->st, slot_of(l, s), slot_of(l, from), from->done, from->mtp_done);
+        CHECK(state_copy(&l->g->st, slot_of(l, s), slot_of(l, from), from->done, from->mtp_done), "no pages");
         s->done = from->done;
         s->mtp_done = from->mtp_done;
         s->keep_pos = from->keep_pos;

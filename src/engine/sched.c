@@ -28,6 +28,7 @@ void sched_release(loop *l, seq *s) {
     while (l->active[i] != s) i++;
     for (l->n_active--; i < l->n_active; i++) l->active[i] = l->active[i + 1];
     l->by_slot[s->slot] = NULL;
+    kv_pages_drop(&l->g->st.pages, l->slot_of[s->slot]);
     s->slot = -1;
 }
 

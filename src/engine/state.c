@@ -11,22 +11,25 @@ static bool take(const net *n, float **out, int64_t count, err *e) {
     return ok;
 }
 
-static bool open_kv(const net *n, ops_kv *kv, const wlayer *l, int slots, int capacity, dtype type, err *e) {
+static bool open_kv(seq_state *s, ops_kv *kv, const wlayer *l, dtype type, err *e) {
+    const net *n = s->n;
     const model_config *c = n->c;
     *kv = (ops_kv){ .type = type,
+                    .pages = s->pages.device,
+                    .slot_pages = s->pages.slot_pages,
                     .kv_heads = c->kv_heads,
                     .dim = c->head_dim,
-                    .capacity = capacity,
+                    .capacity = s->capacity,
                     .k_scale = l->k_scale > 0 ? l->k_scale : 1,
                     .v_scale = l->v_scale > 0 ? l->v_scale : 1 };
     const size_t bytes =
-        (size_t)slots * (size_t)capacity * (size_t)(c->kv_heads * c->head_dim) * (size_t)dtype_bytes(type);
+        (size_t)s->pages.pages * OPS_KV_PAGE * (size_t)(c->kv_heads * c->head_dim) * (size_t)dtype_bytes(type);
     return n->o->mem_new(n->o, &kv->k, bytes, e) && n->o->mem_new(n->o, &kv->v, bytes, e);
 }
 
-static bool open_gdn(const net *n, ops_conv *conv, ops_gdn *g, int slots, err *e) {
+static bool open_gdn(const net *n, ops_conv *conv, ops_gdn *g, int slots, int running, err *e) {
     const model_config *c = n->c;
-    const int64_t pend = (int64_t)slots * OPS_MAX_PENDING;
+    const int64_t pend = (int64_t)running * OPS_MAX_PENDING;
     *conv = (ops_conv){ .channels = config_conv_dim(c), .taps = c->conv_kernel };
     *g =
         (ops_gdn){ .k_heads = c->lin_k_heads, .v_heads = c->lin_v_heads, .k_dim = c->lin_k_dim, .v_dim = c->lin_v_dim };
@@ -42,20 +45,24 @@ static dtype mtp_kv_type(const weights *w, dtype kv_type) {
     return kv_type == DT_F8_E4M3 && !(w->mtp.layer.k_scale > 0) ? DT_BF16 : kv_type;
 }
 
-bool state_open(seq_state *out, const net *n, const weights *w, int slots, int capacity, dtype kv_type, err *e) {
+static int pages_of(const state_shape *s) { return s->pages > 0 ? s->pages : s->slots * kv_pages_for(s->capacity); }
+
+bool state_open(seq_state *out, const net *n, const weights *w, const state_shape *shape, err *e) {
     const model_config *c = n->c;
-    *out = (seq_state){ .n = n, .slots = slots, .capacity = capacity };
+    const dtype kv_type = shape->kv_type;
+    const int slots = shape->slots + shape->spare, capacity = shape->capacity;
+    *out = (seq_state){ .n = n, .slots = shape->slots, .capacity = capacity };
     out->kv = xcalloc((size_t)c->attn_layers, sizeof *out->kv);
     out->conv = xcalloc((size_t)c->gdn_layers, sizeof *out->conv);
     out->gdn = xcalloc((size_t)c->gdn_layers, sizeof *out->gdn);
     out->stage = xmalloc((size_t)STATE_ROPE_STEP * (size_t)c->rotary_dim * sizeof *out->stage);
     const int64_t rope = (int64_t)capacity * (c->rotary_dim / 2);
-    bool ok = take(n, &out->cos, rope, e) && take(n, &out->sin, rope, e);
+    bool ok = take(n, &out->cos, rope, e) && take(n, &out->sin, rope, e) &&
+              kv_pages_open(&out->pages, n->o, slots, shape->slots, capacity, pages_of(shape), e);
     for (int i = 0; ok && i < c->layers; i++)
-        if (c->layer[i] == LAYER_ATTN)
-            ok = open_kv(n, &out->kv[n->layers[i].index], &w->layers[i], slots, capacity, kv_type, e);
-    for (int i = 0; ok && i < c->gdn_layers; i++) ok = open_gdn(n, &out->conv[i], &out->gdn[i], slots, e);
-    if (ok && n->has_mtp) ok = open_kv(n, &out->mtp_kv, &w->mtp.layer, slots, capacity, mtp_kv_type(w, kv_type), e);
+        if (c->layer[i] == LAYER_ATTN) ok = open_kv(out, &out->kv[n->layers[i].index], &w->layers[i], kv_type, e);
+    for (int i = 0; ok && i < c->gdn_layers; i++) ok = open_gdn(n, &out->conv[i], &out->gdn[i], slots, out->slots, e);
+    if (ok && n->has_mtp) ok = open_kv(out, &out->mtp_kv, &w->mtp.layer, mtp_kv_type(w, kv_type), e);
     if (!ok) state_close(out);
     return ok;
 }
@@ -80,6 +87,7 @@ void state_close(seq_state *s) {
                         s->gdn[i].pend_v,  s->gdn[i].pend_beta, s->gdn[i].pend_decay };
         for (size_t k = 0; k < ARRAY_LEN(all); k++) drop(n, all[k]);
     }
+    kv_pages_close(&s->pages);
     free(s->stage);
     free(s->kv);
     free(s->conv);
@@ -99,25 +107,60 @@ void state_reset_gdn(seq_state *s, int slot, int index) {
 
 void state_reset(seq_state *s, int slot) {
     for (int i = 0; i < s->n->c->gdn_layers; i++) state_reset_gdn(s, slot, i);
+    kv_pages_drop(&s->pages, slot);
 }
 
-static void copy_kv(const net *n, const ops_kv *kv, int dst, int src, int positions) {
-    const int64_t row = (int64_t)kv->kv_heads * kv->dim * dtype_bytes(kv->type), slot = row * kv->capacity;
-    const size_t bytes = (size_t)positions * (size_t)row;
-    n->o->copy(n->o, (char *)kv->k + dst * slot, (const char *)kv->k + src * slot, bytes);
-    n->o->copy(n->o, (char *)kv->v + dst * slot, (const char *)kv->v + src * slot, bytes);
+static void copy_page(const net *n, const ops_kv *kv, int32_t dst, int32_t src) {
+    const int64_t page = (int64_t)OPS_KV_PAGE * kv->kv_heads * kv->dim * dtype_bytes(kv->type);
+    n->o->copy(n->o, (char *)kv->k + dst * page, (const char *)kv->k + src * page, (size_t)page);
+    n->o->copy(n->o, (char *)kv->v + dst * page, (const char *)kv->v + src * page, (size_t)page);
 }
 
-void state_copy(seq_state *s, int dst, int src, int positions, int mtp_positions) {
+/* Pages in which both the trunk and the draft layer are done. */
+static int full_pages(const seq_state *s, int positions, int mtp_positions) {
+    return (s->mtp_kv.k && mtp_positions < positions ? mtp_positions : positions) / OPS_KV_PAGE;
+}
+
+int state_copy_pages(const seq_state *s, int positions, int mtp_positions) {
+    return kv_pages_for(positions) - full_pages(s, positions, mtp_positions);
+}
+
+static bool copy_pages(seq_state *s, int dst, int src, int positions, int mtp_positions) {
+    kv_pages *p = &s->pages;
+    const int full = full_pages(s, positions, mtp_positions);
+    kv_pages_drop(p, dst);
+    kv_pages_share(p, dst, src, full);
+    if (!kv_pages_grow(p, dst, positions)) return kv_pages_drop(p, dst), false;
+    for (int i = full; i < p->held[dst]; i++) {
+        const int32_t to = kv_page(p, dst, i), from = kv_page(p, src, i);
+        for (int k = 0; k < s->n->c->attn_layers; k++) copy_page(s->n, &s->kv[k], to, from);
+        if (s->mtp_kv.k) copy_page(s->n, &s->mtp_kv, to, from);
+    }
+    return true;
+}
+
+bool state_copy(seq_state *s, int dst, int src, int positions, int mtp_positions) {
     ops *o = s->n->o;
-    for (int i = 0; i < s->n->c->attn_layers; i++) copy_kv(s->n, &s->kv[i], dst, src, positions);
-    if (s->mtp_kv.k) copy_kv(s->n, &s->mtp_kv, dst, src, mtp_positions);
+    if (!copy_pages(s, dst, src, positions, mtp_positions)) return false;
     for (int i = 0; i < s->n->c->gdn_layers; i++) {
         const ops_conv *w = &s->conv[i];
         const ops_gdn *g = &s->gdn[i];
         const int64_t window = (int64_t)(w->taps - 1) * w->channels, heads = (int64_t)g->v_heads * g->k_dim * g->v_dim;
         o->copy(o, w->window + dst * window, w->window + src * window, (size_t)window * sizeof(float));
         o->copy(o, g->state + dst * heads, g->state + src * heads, (size_t)heads * sizeof(float));
+    }
+    return true;
+}
+
+void state_commit(seq_state *s, int slot, int rows) {
+    if (rows == 0) return;
+    const net *n = s->n;
+    const ops_span span = { .slot = slot, .commit = rows };
+    for (int i = 0; i < n->c->layers; i++) {
+        const net_layer *l = &n->layers[i];
+        if (l->kind != LAYER_GDN) continue;
+        n->o->conv(n->o, NULL, NULL, l->conv, &s->conv[l->index], &span, 1);
+        n->o->gdn(n->o, NULL, NULL, NULL, NULL, l->neg_a, l->dt_bias, &s->gdn[l->index], &span, 1);
     }
 }
 
@@ -150,6 +193,11 @@ void state_cover(seq_state *s, int upto) {
     }
 }
 
-int64_t state_slot_bytes(const model_config *c, int capacity, dtype kv_type, bool with_mtp) {
-    return config_state_bytes(c) + (int64_t)capacity * config_kv_bytes_per_token(c, dtype_bytes(kv_type), with_mtp);
+int64_t state_page_bytes(const model_config *c, dtype kv_type, bool with_mtp) {
+    return OPS_KV_PAGE * config_kv_bytes_per_token(c, dtype_bytes(kv_type), with_mtp);
+}
+
+int64_t state_bytes(const model_config *c, const state_shape *shape, bool with_mtp) {
+    return (shape->slots + shape->spare) * config_state_bytes(c) +
+           pages_of(shape) * state_page_bytes(c, shape->kv_type, with_mtp);
 }

@@ -76,12 +76,18 @@ typedef struct ops_span {
 
 enum { OPS_MAX_PENDING = 8 };
 
-/* KV of one layer: k and v are [slot][position][kv_head][dim]. */
+enum { OPS_KV_PAGE = 64 }; /* positions per page: those of one tile of attention (NUMERICS 5) */
+
+/* KV of one layer: k and v are [page][OPS_KV_PAGE][kv_head][dim]. Position p of a slot is row p % OPS_KV_PAGE of the page
+ * pages[slot][p / OPS_KV_PAGE]. Slots may share a page as long as none of them writes to it; entries behind a span's last
+ * position are not read. */
 typedef struct ops_kv {
-    dtype type;  /* DT_F32, DT_BF16 or DT_F8_E4M3 */
-    void *k, *v; /* device */
+    dtype type;           /* DT_F32, DT_BF16 or DT_F8_E4M3 */
+    void *k, *v;          /* device */
+    const int32_t *pages; /* device [slot][slot_pages] */
+    int slot_pages;
     int kv_heads, dim;
-    int capacity;           /* positions per slot */
+    int capacity;           /* positions per slot, at most slot_pages * OPS_KV_PAGE */
     float k_scale, v_scale; /* DT_F8_E4M3: code = E4M3(sat(fl(x / scale))); the scales are folded into the softmax scale
                              * (fl(scale * k_scale)) and the output (fl(o * v_scale)), once each (NUMERICS 5) */
 } ops_kv;

@@ -91,7 +91,7 @@ static void append_part(void *ctx, int thread, int threads) {
     pool_share(j->rows, 1, thread, threads, &begin, &end);
     for (const ops_span *s = j->spans; s < j->spans + j->n_spans; first += s->rows, s++)
         for (int64_t i = max_i64(0, begin - first); i < min_i64(s->rows, end - first); i++) {
-            const int64_t at = ((int64_t)s->slot * j->kv->capacity + s->pos0 + i) * n;
+            const int64_t at = kv_row(j->kv, s->slot, (int)(s->pos0 + i)) * n;
             put_row(j->c, j->kv, j->kv->k, at, j->k + (s->row0 + i) * n, n);
             put_row(j->c, j->kv, j->kv->v, at, j->v + (s->row0 + i) * n, n);
         }
@@ -155,8 +155,7 @@ static void tile_rows(const attn_job *j, const unit *u, int tile, int row, int r
     const ops_kv *kv = j->kv;
     const int dim = kv->dim, G = rows * j->group, done = row * j->group, all = u->rows * j->group;
     const int64_t ld = (int64_t)kv->kv_heads * dim;
-    const int64_t at =
-        ((int64_t)u->span->slot * kv->capacity + (int64_t)tile * OPS_TILE) * ld + (int64_t)u->kv_head * dim;
+    const int64_t at = kv_row(kv, u->span->slot, tile * OPS_TILE) * ld + (int64_t)u->kv_head * dim;
     const void *k = elem_at(kv->k, kv->type, at), *v = elem_at(kv->v, kv->type, at);
     float *o = result + (int64_t)done * dim, *max = result + (int64_t)all * dim + done, *sum = max + all;
     q += (int64_t)done * dim;

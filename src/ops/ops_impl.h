@@ -37,7 +37,12 @@ static inline linear_desc expert_view(const experts *x, const void *const *data,
                           .q = q ? q[e] : (linear_quant){ .format = LINEAR_PLAIN } };
 }
 
-enum { OPS_TILE = 64 }; /* absolute positions per attention tile (NUMERICS 5) */
+enum { OPS_TILE = OPS_KV_PAGE }; /* absolute positions per attention tile: a tile never leaves its page */
+
+/* Where position pos of a slot lies in k and v: a row of kv_heads * dim. For backends whose device memory is plain. */
+static inline int64_t kv_row(const ops_kv *kv, int slot, int pos) {
+    return (int64_t)kv->pages[(int64_t)slot * kv->slot_pages + pos / OPS_KV_PAGE] * OPS_KV_PAGE + pos % OPS_KV_PAGE;
+}
 
 NODISCARD bool ops_ref_open(ops **out, err *e);
 NODISCARD bool ops_cpu_open(ops **out, int threads, kern_isa isa, err *e);

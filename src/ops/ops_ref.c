@@ -345,7 +345,7 @@ static void ref_kv_append(ops *o, ops_kv *kv, const float *k, const float *v, co
     const int n = kv->kv_heads * kv->dim;
     for (const ops_span *s = spans; s < spans + n_spans; s++)
         for (int i = 0; i < s->rows; i++) {
-            const int64_t at = ((int64_t)s->slot * kv->capacity + s->pos0 + i) * n;
+            const int64_t at = kv_row(kv, s->slot, s->pos0 + i) * n;
             store_kv(kv, kv->k, k + (int64_t)(s->row0 + i) * n, at, n);
             store_kv(kv, kv->v, v + (int64_t)(s->row0 + i) * n, at, n);
         }
@@ -385,7 +385,7 @@ static void attend(ref *f, float *y, const float *q, const ops_kv *kv, int slot,
     for (int d = 0; d < dim; d++) y[d] = 0;
     for (int p = 0; p <= pos; p += OPS_TILE) {
         const int n = pos + 1 - p < OPS_TILE ? pos + 1 - p : OPS_TILE;
-        const int64_t at = (((int64_t)slot * kv->capacity + p) * kv->kv_heads + kv_head) * dim;
+        const int64_t at = (kv_row(kv, slot, p) * kv->kv_heads + kv_head) * dim;
         float max, sum;
         tile(out, &max, &sum, q, kv, at, n, scale, row);
         const float M2 = max > M ? max : M, a = num_exp(M - M2), b = num_exp(max - M2);

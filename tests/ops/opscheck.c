@@ -295,7 +295,14 @@ static void check_attention(void) {
         rows += n;
     }
     const dtype type = types[draw(3)];
-    const int64_t cache = (int64_t)SLOTS * capacity * kvrow;
+    const int slot_pages = (capacity + OPS_KV_PAGE - 1) / OPS_KV_PAGE, pages = SLOTS * slot_pages;
+    const int64_t cache = (int64_t)pages * OPS_KV_PAGE * kvrow;
+    int32_t table[SLOTS * (300 / OPS_KV_PAGE + 1)];
+    for (int i = 0; i < pages; i++) { /* a random permutation */
+        const int j = (int)draw((uint32_t)i + 1);
+        table[i] = table[j];
+        table[j] = i;
+    }
     float *qg = floats((int64_t)rows * qrow), *k0 = floats((int64_t)rows * kvrow), *v = floats((int64_t)rows * kvrow),
           *qn = floats(dim), *kn = floats(dim);
     float *cs = floats((int64_t)capacity * (half ? half : 1)), *sn = floats((int64_t)capacity * (half ? half : 1)),
@@ -309,13 +316,22 @@ static void check_attention(void) {
     for (int i = 0; i < 3 * rows; i++) pos3[i] = (int32_t)draw((uint32_t)capacity);
     for (int b = 0; b < n_backends; b++) {
         ops *o = backends[b];
-        ops_kv kv = {
-            .type = type, .kv_heads = kvh, .dim = dim, .capacity = capacity, .k_scale = 0.03f, .v_scale = 0.02f
-        };
+        ops_kv kv = { .type = type,
+                      .slot_pages = slot_pages,
+                      .kv_heads = kvh,
+                      .dim = dim,
+                      .capacity = capacity,
+                      .k_scale = 0.03f,
+                      .v_scale = 0.02f };
+        void *on_device = NULL;
         const ops_rope rope = { cs, sn, axis, half };
         err e = { 0 };
         const size_t bytes = (size_t)cache * (size_t)dtype_bytes(type);
-        CHECK(o->mem_new(o, &kv.k, bytes, &e) && o->mem_new(o, &kv.v, bytes, &e), "%s", e.msg);
+        CHECK(o->mem_new(o, &kv.k, bytes, &e) && o->mem_new(o, &kv.v, bytes, &e) &&
+                  o->mem_new(o, &on_device, sizeof table, &e),
+              "%s", e.msg);
+        o->upload(o, on_device, table, (size_t)pages * sizeof *table);
+        kv.pages = on_device;
         for (int64_t i = 0; i < cache; i++) { /* earlier positions */
             const float x[2] = { fill[i], fill[cache + i] };
             for (int j = 0; j < 2; j++) {
@@ -340,6 +356,7 @@ static void check_attention(void) {
         compare(b, want_y, y, (int64_t)rows * heads * dim, dtype_name(type));
         o->mem_free(o, kv.k);
         o->mem_free(o, kv.v);
+        o->mem_free(o, on_device);
         free(q);
         free(kk);
         free(y);
