@@ -8,7 +8,7 @@ Q       := $(if $(V),,@)
 HOST    := $(shell uname -m)
 ARCH    ?= $(HOST)
 PREFIX  ?= /usr/local
-PKGS    := yajl libpcre2-8 libutf8proc
+PKGS    := yajl libpcre2-8 libutf8proc libevent_core libevent_extra
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 
 # ---- configuration: each one (ARCH, CC, SAN, FUZZER) builds into a folder of its own ------------------------------------

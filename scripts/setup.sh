@@ -19,16 +19,16 @@ done
 say() { echo "setup: $*" >&2; }
 
 # docs/DEPENDENCIES.md gives the reason of each.
-want="gcc libc6-dev make pkg-config git libyajl-dev libpcre2-dev libutf8proc-dev libedit-dev"
+want="gcc libc6-dev make pkg-config git libyajl-dev libpcre2-dev libutf8proc-dev libedit-dev libevent-dev"
 [ -n "$minimal" ] || want+=" libopenmpi-dev openmpi-bin libcmocka-dev clang libclang-rt-14-dev clang-format clang-tidy cppcheck mandoc util-linux python3 python3-venv"
 [ "$(uname -m)" = x86_64 ] || cross=''
 if [ -n "$cross" ]; then
   want+=" gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
-  for p in libyajl-dev libpcre2-dev libutf8proc-dev libedit-dev libcmocka-dev; do want+=" $p:arm64"; done
+  for p in libyajl-dev libpcre2-dev libutf8proc-dev libedit-dev libevent-dev libcmocka-dev; do want+=" $p:arm64"; done
 fi
 
 if ! command -v dpkg-query > /dev/null || ! command -v apt-get > /dev/null; then
-  if pkg-config --exists yajl libpcre2-8 libutf8proc libedit 2> /dev/null && command -v make gcc > /dev/null; then
+  if pkg-config --exists yajl libpcre2-8 libutf8proc libedit libevent_core libevent_extra 2> /dev/null && command -v make gcc > /dev/null; then
     say "no Debian package tools here; compiler and libraries are present, so going on"
     want=
   else

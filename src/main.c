@@ -13,6 +13,7 @@ static const struct command {
 } commands[] = {
     { "run", "answer one prompt", cmd_run },
     { "chat", "talk to the model", cmd_chat },
+    { "serve", "the model behind an OpenAI-compatible HTTP API", cmd_serve },
     { "logits", "logits and hidden states of given token ids, as safetensors", cmd_logits },
     { "inspect", "what a checkpoint holds: shape, bytes, formats, caches", cmd_inspect },
     { "quantize", "write an NVFP4 checkpoint", cmd_quantize },

@@ -4,7 +4,8 @@
 #include <string.h>
 
 bool kv_pages_open(kv_pages *out, ops *o, int slots, int running, int capacity, int pages, err *e) {
-    *out = (kv_pages){ .o = o, .pages = pages, .slots = slots, .running = running, .slot_pages = kv_pages_for(capacity) };
+    *out =
+        (kv_pages){ .o = o, .pages = pages, .slots = slots, .running = running, .slot_pages = kv_pages_for(capacity) };
     const size_t entries = (size_t)slots * (size_t)out->slot_pages;
     out->table = xcalloc(entries, sizeof *out->table);
     out->held = xcalloc((size_t)slots, sizeof *out->held);
@@ -55,8 +56,7 @@ static void hold(kv_pages *p, int slot, int32_t page) {
 static void tell(kv_pages *p, int slot, int from) {
     const int64_t at = (int64_t)slot * p->slot_pages + from;
     const int n = p->held[slot] - from;
-    if (slot < p->running && n > 0)
-        p->o->upload(p->o, p->device + at, p->table + at, (size_t)n * sizeof *p->table);
+    if (slot < p->running && n > 0) p->o->upload(p->o, p->device + at, p->table + at, (size_t)n * sizeof *p->table);
 }
 
 bool kv_pages_grow(kv_pages *p, int slot, int positions) {

@@ -29,6 +29,10 @@ void reply_init(reply *r, const tokenizer *t, bool thinking, const json *tools, 
     r->s = split_new(thinking, tools, on_event, r);
 }
 
+void reply_init_plain(reply *r, const tokenizer *t, const char *const *stops, int n_stops) {
+    *r = (reply){ .t = t, .stops = stops, .n_stops = n_stops };
+}
+
 /* Offset of the first completed stop string, or -1; *keep = bytes at the end that may begin one. */
 static ptrdiff_t find_stop(const reply *r, size_t *keep) {
     const str raw = buf_view(&r->raw);
@@ -46,7 +50,11 @@ static ptrdiff_t find_stop(const reply *r, size_t *keep) {
 }
 
 static void release(reply *r, size_t n) {
-    split_push(r->s, (str){ r->raw.p, n });
+    if (n == 0) return;
+    if (r->s)
+        split_push(r->s, (str){ r->raw.p, n });
+    else /* whole characters: the detokenizer yields nothing else, and stop strings begin and end with one */
+        on_event(r, SPLIT_TEXT, (str){ r->raw.p, n });
     memmove(r->raw.p, r->raw.p + n, r->raw.n - n);
     r->raw.n -= n;
 }
@@ -79,11 +87,11 @@ void reply_end(reply *r) {
         drain(r);
         if (r->raw.n) release(r, r->raw.n);
     }
-    split_end(r->s);
+    if (r->s) split_end(r->s);
 }
 
 void reply_free(reply *r) {
-    split_free(r->s);
+    if (r->s) split_free(r->s);
     buf_free(&r->raw);
     buf_free(&r->text);
     buf_free(&r->thought);

@@ -11,7 +11,7 @@
 typedef struct reply {
     const tokenizer *t;
     detok d;
-    split *s;
+    split *s;          /* NULL: plain */
     buf raw;           /* decoded, not yet released: may begin a stop string */
     buf text, thought; /* all so far */
     buf calls;         /* JSON array elements, comma-separated: OpenAI's tool_calls */
@@ -28,6 +28,8 @@ typedef struct reply {
 
 /* thinking: the prompt ends inside a thinking block. tools: the request's array or NULL. stops [n] borrowed. */
 void reply_init(reply *r, const tokenizer *t, bool thinking, const json *tools, const char *const *stops, int n_stops);
+/* Nothing is parted from the text: all is SPLIT_TEXT, tags too. */
+void reply_init_plain(reply *r, const tokenizer *t, const char *const *stops, int n_stops);
 /* False when a stop string completed: the generation should end. */
 bool reply_push(reply *r, int32_t id);
 void reply_end(reply *r); /* flush everything held back */

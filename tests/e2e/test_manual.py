@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-COMMANDS = ("run", "chat", "logits", "inspect", "quantize", "tokenize", "detokenize", "render", "bench")
+COMMANDS = ("run", "chat", "serve", "logits", "inspect", "quantize", "tokenize", "detokenize", "render", "bench")
 
 
 def man_sections(root):

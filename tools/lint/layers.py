@@ -15,6 +15,8 @@ ADAPTERS = {
     r"pcre2\.h": r"text/pattern\.c",
     r"utf8proc\.h": r"text/(unicode|jinja_uni)\.c",
     r"editline/.*|histedit\.h": r"cmd/cmd_chat\.c",
+    r"event2/(http|buffer|bufferevent|listener)\.h": r"serve/http\.c",
+    r"event2/.*": r"serve/.*",
     r"mpi\.h": r"quant/dist_mpi\.c",
     r"cuda.*|nccl.*": r"ops/cuda/.*",
     r"immintrin\.h|x86intrin\.h|[a-z]mmintrin\.h": r".*_(avx2|avx512|amx)\.[ch]",

@@ -1,0 +1,264 @@
+/* POST /v1/completions: text or token ids as they are, no template, nothing parted from the text. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/api.h"
+#include "serve/sse.h"
+
+enum { DEFAULT_MAX_TOKENS = 16 };
+
+static const char *const known[] = { "model",
+                                     "prompt",
+                                     "stream",
+                                     "stream_options",
+                                     "max_tokens",
+                                     "temperature",
+                                     "top_p",
+                                     "top_k",
+                                     "min_p",
+                                     "presence_penalty",
+                                     "frequency_penalty",
+                                     "repetition_penalty",
+                                     "logit_bias",
+                                     "seed",
+                                     "n",
+                                     "best_of",
+                                     "stop",
+                                     "stop_token_ids",
+                                     "ignore_eos",
+                                     "min_tokens",
+                                     "logprobs",
+                                     "echo",
+                                     "suffix",
+                                     "return_token_ids",
+                                     "priority",
+                                     "user",
+                                     NULL };
+
+typedef struct own {
+    bool echo;
+    buf prompt_text;
+    size_t *offsets; /* [n] characters told so far per choice, for text_offset */
+} own;
+
+static void own_free(void *p) {
+    own *o = p;
+    buf_free(&o->prompt_text);
+    free(o->offsets);
+    free(o);
+}
+
+bool api_read_ids(arena *mem, const json *v, const char *param, int vocab, const int32_t **out, int *n, fault *f) {
+    if (v->n > 1 << 24) return fault_field(f, param, "%s: too many token ids", param);
+    int32_t *ids = arena_take(mem, v->n ? v->n : 1, sizeof *ids);
+    if (!ids) return fault_set(f, 503, NULL, "no memory for the request");
+    for (uint32_t i = 0; i < v->n; i++) {
+        const json *x = &v->u.items[i];
+        if (!json_is(x, JSON_INT) || x->u.i < 0 || x->u.i >= vocab)
+            return fault_field(f, param, "%s: element %u is not a token id (0 to %d)", param, i, vocab - 1);
+        ids[i] = (int32_t)x->u.i;
+    }
+    *out = ids;
+    *n = (int)v->n;
+    return true;
+}
+
+/* A string, a list with one string, a list of ids, or a list with one list of ids. */
+static bool read_prompt(chat *c, const json *body, fault *f) {
+    chat_request *r = &c->request;
+    const json *v = body_get(body, "prompt");
+    if (!v) return fault_field(f, "prompt", "prompt is missing");
+    if (v->type == JSON_ARRAY && v->n > 0 && v->u.items[0].type != JSON_INT) {
+        if (v->n > 1) return fault_field(f, "prompt", "prompt: one prompt a request (send several requests)");
+        v = &v->u.items[0];
+    }
+    if (v->type == JSON_STRING) {
+        r->prompt_text = json_str(v);
+        r->raw_special = true;
+        if (r->prompt_text.n == 0) return fault_field(f, "prompt", "prompt must not be empty");
+        return true;
+    }
+    if (v->type != JSON_ARRAY) return fault_field(f, "prompt", "prompt must be a string or a list of token ids");
+    if (v->n == 0) return fault_field(f, "prompt", "prompt must not be empty");
+    return api_read_ids(r->mem, v, "prompt", c->model->g->n.real_vocab, &r->prompt_ids, &r->n_prompt_ids, f);
+}
+
+static bool parse(chat *c, const json *body, fault *f) {
+    static const char *const unserved[] = { "suffix", NULL };
+    chat_request *r = &c->request;
+    own *o = c->own = xcalloc(1, sizeof *o);
+    int logprobs = -1, best_of = 0;
+    chat_ignored(c, body, known);
+    r->split = false;
+    r->tool_choice = TOOLS_NONE;
+    r->max_tokens = DEFAULT_MAX_TOKENS;
+    if (!api_refuse(body, unserved, f) || !api_read_common(c, body, f) ||
+        !body_int(body, "logprobs", 0, CHAT_MAX_TOP_LOGPROBS, &logprobs, f) || !body_bool(body, "echo", &o->echo, f) ||
+        !body_int(body, "best_of", 1, CHAT_MAX_CHOICES, &best_of, f) || !read_prompt(c, body, f))
+        return false;
+    if (best_of && best_of != r->n) return fault_field(f, "best_of", "best_of must equal n");
+    if (o->echo && logprobs >= 0)
+        return fault_field(f, "logprobs", "logprobs with echo: log-probabilities of the prompt are not given");
+    r->logprobs = logprobs >= 0;
+    r->top_logprobs = logprobs > 0 ? logprobs : 0;
+    return true;
+}
+
+static void write_head(buf *b, const chat *c) {
+    buf_printf(b, "{\"id\":\"cmpl-%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", c->id,
+               (long long)c->created);
+    json_write_str(b, str_of(c->model->name));
+}
+
+static size_t characters(str s) {
+    size_t n = 0;
+    for (size_t i = 0; i < s.n; i++) n += ((unsigned char)s.p[i] & 0xc0) != 0x80;
+    return n;
+}
+
+static void write_token_text(buf *b, const chat *c, int32_t id) {
+    json_write_str(b, tokenizer_bytes(c->model->g->tok, id));
+}
+
+/* The older form: parallel lists. */
+static void write_logprobs(buf *b, const chat_choice *ch, int first, int n) {
+    const chat *c = ch->owner;
+    const own *o = c->own;
+    const int k = c->request.top_logprobs;
+    size_t at = o->offsets[ch->index];
+    buf_puts(b, "{\"tokens\":[");
+    for (int i = first; i < first + n; i++) {
+        if (i > first) buf_byte(b, ',');
+        write_token_text(b, c, ch->tokens[i].id);
+    }
+    buf_puts(b, "],\"token_logprobs\":[");
+    for (int i = first; i < first + n; i++) {
+        if (i > first) buf_byte(b, ',');
+        json_write_double(b, ch->tokens[i].logprob);
+    }
+    buf_puts(b, "],\"top_logprobs\":[");
+    for (int i = first; k > 0 && i < first + n; i++) {
+        buf_puts(b, i > first ? ",{" : "{");
+        for (int j = 0; j < k && ch->top_ids[i * k + j] >= 0; j++) {
+            if (j) buf_byte(b, ',');
+            write_token_text(b, c, ch->top_ids[i * k + j]);
+            buf_byte(b, ':');
+            json_write_double(b, ch->top_logprobs[i * k + j]);
+        }
+        buf_byte(b, '}');
+    }
+    buf_puts(b, "],\"text_offset\":[");
+    for (int i = first; i < first + n; i++) {
+        buf_printf(b, "%s%zu", i > first ? "," : "", at);
+        at += characters(tokenizer_bytes(c->model->g->tok, ch->tokens[i].id));
+    }
+    o->offsets[ch->index] = at;
+    buf_puts(b, "]}");
+}
+
+static void write_choice(buf *b, const chat_choice *ch, str echo, str text, int first, int n, bool ended) {
+    const chat_request *r = &ch->owner->request;
+    buf all = { 0 };
+    buf_str(&all, echo);
+    buf_str(&all, text);
+    buf_printf(b, "{\"index\":%d,\"text\":", ch->index);
+    json_write_str(b, buf_view(&all));
+    buf_puts(b, ",\"logprobs\":");
+    if (r->logprobs)
+        write_logprobs(b, ch, first, n);
+    else
+        buf_puts(b, "null");
+    if (ended)
+        buf_printf(b, ",\"finish_reason\":\"%s\"", chat_finish_word(ch->finish));
+    else
+        buf_puts(b, ",\"finish_reason\":null");
+    if (r->return_token_ids) {
+        buf_puts(b, ",\"token_ids\":[");
+        chat_write_ids(b, ch, first, n);
+        buf_byte(b, ']');
+    }
+    buf_byte(b, '}');
+    buf_free(&all);
+}
+
+static str echo_of(chat *c) {
+    own *o = c->own;
+    if (!o->echo) return (str){ "", 0 };
+    if (!c->request.prompt_ids) return c->request.prompt_text;
+    err e = { 0 };
+    if (o->prompt_text.n == 0 &&
+        !tokenizer_decode(c->model->g->tok, &o->prompt_text, c->prompt.v, c->prompt.n, false, &e))
+        buf_clear(&o->prompt_text);
+    return buf_view(&o->prompt_text);
+}
+
+static void start(chat *c) {
+    own *o = c->own;
+    o->offsets = xcalloc((size_t)c->request.n, sizeof *o->offsets);
+    if (!c->request.stream) return;
+    chat_reply_headers(c);
+    sse_open(c->call);
+    c->streaming = true;
+    for (int i = 0; o->echo && i < c->request.n; i++) {
+        buf b = { 0 };
+        write_head(&b, c);
+        buf_puts(&b, ",\"choices\":[");
+        write_choice(&b, &c->choices[i], echo_of(c), (str){ "", 0 }, 0, 0, false);
+        buf_puts(&b, "]}");
+        sse_event(c->call, NULL, buf_view(&b));
+        buf_free(&b);
+    }
+}
+
+static void event(chat *c, const chat_event *ev) {
+    if (ev->kind != EVENT_TEXT && ev->kind != EVENT_FINISH) return;
+    buf b = { 0 };
+    write_head(&b, c);
+    buf_puts(&b, ",\"choices\":[");
+    write_choice(&b, ev->choice, (str){ "", 0 }, ev->text, ev->first_token, ev->n_tokens, ev->kind == EVENT_FINISH);
+    buf_byte(&b, ']');
+    if (c->request.continuous_usage) {
+        const chat_usage u = chat_total_usage(c);
+        buf_puts(&b, ",\"usage\":");
+        chat_write_usage(&b, &u);
+    } else if (c->request.include_usage) {
+        buf_puts(&b, ",\"usage\":null");
+    }
+    buf_byte(&b, '}');
+    sse_event(c->call, NULL, buf_view(&b));
+    buf_free(&b);
+}
+
+static void finish(chat *c) {
+    buf b = { 0 };
+    const chat_usage u = chat_total_usage(c);
+    if (!c->streaming) {
+        write_head(&b, c);
+        for (int i = 0; i < c->request.n; i++) {
+            const chat_choice *ch = &c->choices[i];
+            buf_puts(&b, i ? "," : ",\"choices\":[");
+            write_choice(&b, ch, echo_of(c), buf_view(&ch->text), 0, ch->n_tokens, true);
+        }
+        buf_puts(&b, "],\"usage\":");
+        chat_write_usage(&b, &u);
+        buf_byte(&b, '}');
+        chat_reply_headers(c);
+        http_reply_json(c->call, 200, &b);
+        buf_free(&b);
+        return;
+    }
+    if (c->request.include_usage) {
+        write_head(&b, c);
+        buf_puts(&b, ",\"choices\":[],\"usage\":");
+        chat_write_usage(&b, &u);
+        buf_byte(&b, '}');
+        sse_event(c->call, NULL, buf_view(&b));
+        buf_free(&b);
+    }
+    sse_done(c->call);
+    sse_close(c->call);
+}
+
+const chat_dialect api_completions = {
+    .path = "/v1/completions", .parse = parse, .start = start, .event = event, .finish = finish, .free = own_free
+};

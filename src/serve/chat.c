@@ -1,0 +1,385 @@
+/* The life of a chat: prepared, begun, fed with tokens, finished or failed or abandoned. */
+#include "serve/chat.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "serve/metrics.h"
+#include "serve/parser.h"
+#include "serve/sse.h"
+
+/* ---- making one ---- */
+
+static void random_id(char out[25]) {
+    static const char letters[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    uint8_t r[24] = { 0 };
+    if (getrandom(r, sizeof r, 0) != (ssize_t)sizeof r) memset(r, 1, sizeof r);
+    for (int i = 0; i < 24; i++) out[i] = letters[r[i] % 62];
+    out[24] = 0;
+}
+
+void chat_request_init(chat_request *r, const chat_model *m, arena *mem) {
+    *r = (chat_request){ .mem = mem,
+                         .thinking = -1,
+                         .generation_prompt = true,
+                         .tool_choice = TOOLS_AUTO,
+                         .parallel_tool_calls = true,
+                         .sampling = m->defaults,
+                         .n = 1,
+                         .depth = -1,
+                         .separate_reasoning = true,
+                         .split = true };
+}
+
+chat *chat_new(const chat_dialect *d, const chat_model *m, http_call *call) {
+    chat *c = xcalloc(1, sizeof *c);
+    c->dialect = d;
+    c->model = m;
+    c->call = call;
+    c->created = (int64_t)time(NULL);
+    c->mem.limit = (size_t)1 << 30;
+    random_id(c->id);
+    chat_request_init(&c->request, m, &c->mem);
+    return c;
+}
+
+bool chat_check_model(const chat *c, const json *body, fault *f) {
+    str name = { 0 };
+    if (!body_str(body, "model", &name, f)) return false;
+    if (name.n == 0 || str_is(name, c->model->name)) return true;
+    for (int i = 0; i < c->model->n_aliases; i++)
+        if (str_is(name, c->model->aliases[i])) return true;
+    fault_set(f, 404, "model_not_found", "the model '" STR_FMT "' is not served here (this is %s)",
+              (int)(name.n > 100 ? 100 : name.n), name.p, c->model->name);
+    snprintf(f->param, sizeof f->param, "model");
+    return false;
+}
+
+bool chat_prepare(chat *c, str body, fault *f) {
+    err e = { 0 };
+    const json *v;
+    const json_limits limits = { .max_depth = 64 };
+    if (!json_parse(&v, &c->mem, body, "body", &limits, &e))
+        return e.kind == ERR_INPUT ? fault_set(f, 400, "invalid_json", "%s", e.msg)
+                                   : fault_set(f, 413, "body_too_large", "%s", e.msg);
+    if (v->type != JSON_OBJECT) return fault_set(f, 400, "invalid_json", "body: not a JSON object");
+    return c->dialect->parse(c, v, f) && chat_make_prompt(c, f);
+}
+
+/* ---- answers ---- */
+
+const char *chat_finish_word(chat_finish f) {
+    switch (f) {
+    case CHAT_LENGTH:
+    case CHAT_DEADLINE: return "length";
+    case CHAT_CALLS: return "tool_calls";
+    default: return "stop";
+    }
+}
+
+static void end_job(chat *c) {
+    if (!c->job) return;
+    if (c->open > 0)
+        job_abandon(c->job);
+    else
+        job_free(c->job);
+    c->job = NULL;
+}
+
+void chat_fail(chat *c, const fault *f) {
+    end_job(c);
+    if (!c->call) return;
+    if (c->dialect->fail) {
+        c->dialect->fail(c, f);
+    } else if (!c->streaming) {
+        chat_reply_headers(c);
+        http_reply_fault(c->call, f);
+    } else {
+        buf b = { 0 };
+        fault_write(&b, f);
+        sse_event(c->call, NULL, buf_view(&b));
+        sse_done(c->call);
+        sse_close(c->call);
+        buf_free(&b);
+    }
+}
+
+static void count_end(chat *c, const chat_choice *ch) {
+    metrics *m = c->env->metrics;
+    m->finish[ch->finish]++;
+    m->output_tokens += ch->usage.completion_tokens;
+    m->reasoning_tokens += ch->usage.reasoning_tokens;
+    metrics_tokens(&m->output_length, ch->usage.completion_tokens);
+}
+
+static chat_finish finish_of(const chat_choice *ch, gen_finish g) {
+    switch (g) {
+    case GEN_STOP:
+    case GEN_CALLER: return ch->n_calls && !parser_was_cut(ch) ? CHAT_CALLS : CHAT_STOP;
+    case GEN_LENGTH:
+    case GEN_CONTEXT: return CHAT_LENGTH;
+    case GEN_DEADLINE: return CHAT_DEADLINE;
+    case GEN_CANCEL: break;
+    }
+    return CHAT_CANCELLED;
+}
+
+static bool choice_over(chat *c, chat_choice *ch, fault *f) {
+    const job_result *r = job_result_of(c->job, ch->index);
+    c->open--;
+    if (r->fault.id) return fault_of(f, &r->fault);
+    parser_end(ch);
+    ch->usage.prompt_tokens = r->r.prompt_tokens;
+    ch->usage.cached_tokens = r->r.cached_tokens;
+    ch->usage.rounds = r->r.rounds;
+    ch->usage.drafted = r->r.drafted;
+    ch->usage.accepted = r->r.accepted;
+    ch->finish = finish_of(ch, r->r.finish);
+    if (ch->finish == CHAT_CANCELLED) return fault_set(f, 503, "shutting_down", "the server is shutting down");
+    parser_finish(ch);
+    count_end(c, ch);
+    return true;
+}
+
+static void take_token(chat *c, const job_token *t) {
+    chat_choice *ch = &c->choices[t->choice];
+    if (c->request.logprobs || c->request.return_token_ids) {
+        const int k = c->request.top_logprobs;
+        if (ch->n_tokens == ch->cap_tokens) {
+            ch->cap_tokens = ch->cap_tokens ? 2 * ch->cap_tokens : 64;
+            const size_t n = (size_t)ch->cap_tokens;
+            ch->tokens = xrealloc(ch->tokens, n * sizeof *ch->tokens);
+            ch->top_ids = xrealloc(ch->top_ids, (n * (size_t)k + 1) * sizeof *ch->top_ids);
+            ch->top_logprobs = xrealloc(ch->top_logprobs, (n * (size_t)k + 1) * sizeof *ch->top_logprobs);
+        }
+        for (int i = 0; i < k; i++) {
+            ch->top_ids[ch->n_tokens * k + i] = c->news.top_ids[t->top + (size_t)i];
+            ch->top_logprobs[ch->n_tokens * k + i] = c->news.top_logprobs[t->top + (size_t)i];
+        }
+        ch->tokens[ch->n_tokens++] = (chat_token){ t->id, t->logprob };
+    }
+    parser_token(ch, t->id);
+}
+
+static void count_news(chat *c, double now, int tokens) {
+    metrics *m = c->env->metrics;
+    if (tokens == 0) return;
+    if (c->first_token_at == 0) {
+        c->first_token_at = now;
+        metrics_seconds(&m->ttft, now - c->submitted_at);
+        tokens--;
+    }
+    for (int i = 0; i < tokens; i++) metrics_seconds(&m->inter_token, (now - c->last_news_at) / tokens);
+    c->last_news_at = now;
+}
+
+static void on_ready(void *owner);
+
+static void on_drained(void *own) { on_ready(own); }
+
+static void on_ready(void *owner) {
+    chat *c = owner;
+    if (!c->job) return;
+    if (c->streaming && http_stream_full(c->call)) { /* a slow reader: its tokens wait in the job */
+        http_stream_on_drained(c->call, on_drained);
+        return;
+    }
+    fault f = { 0 };
+    int tokens = 0;
+    job_take(c->job, &c->news);
+    for (size_t i = 0; i < c->news.n; i++) tokens += c->news.v[i].id >= 0;
+    count_news(c, clock_seconds(), tokens);
+    for (size_t i = 0; i < c->news.n; i++) {
+        const job_token *t = &c->news.v[i];
+        if (t->id >= 0)
+            take_token(c, t);
+        else if (!choice_over(c, &c->choices[t->choice], &f))
+            break;
+    }
+    if (f.status) {
+        c->env->metrics->failed++;
+        c->counted = true;
+        chat_fail(c, &f);
+        return;
+    }
+    for (int i = 0; i < c->request.n; i++) parser_flush(&c->choices[i]);
+    if (c->open > 0) return;
+    end_job(c);
+    c->env->metrics->finished++;
+    c->counted = true;
+    c->dialect->finish(c);
+}
+
+/* ---- into the engine ---- */
+
+static void stop_ids_of(const chat *c, int32_t *ids, int *stops, int *n) {
+    const chat_request *r = &c->request;
+    *n = 0;
+    for (int i = 0; i < c->model->defaults.n_stop_ids && !r->ignore_eos; i++)
+        ids[(*n)++] = c->model->defaults.stop_ids[i];
+    for (int i = 0; i < r->n_stop_ids; i++) ids[(*n)++] = r->stop_ids[i];
+    for (int i = 0; i < *n; i++) stops[i] = ids[i];
+}
+
+static bool submit(chat *c, fault *f) {
+    chat_request *r = &c->request;
+    int32_t ids[SAMPLER_MAX_STOPS];
+    int stops[SAMPLER_MAX_STOPS], n_stops;
+    err e = { 0 };
+    stop_ids_of(c, ids, stops, &n_stops);
+    if (!r->has_seed) {
+        uint32_t seed = 0;
+        if (getrandom(&seed, sizeof seed, 0) == (ssize_t)sizeof seed) r->sampling.seed = seed;
+    }
+    job_spec s = { .request = { .prompt = c->prompt.v,
+                                .n_prompt = (int)c->prompt.n,
+                                .sampling = r->sampling,
+                                .choices = r->n,
+                                .max_tokens = r->max_tokens,
+                                .depth = r->depth,
+                                .priority = r->priority,
+                                .stop_ids = stops,
+                                .n_stop_ids = n_stops,
+                                .logprobs = r->logprobs ? (r->top_logprobs > 0 ? r->top_logprobs : 1) : 0 },
+                   .tok = c->model->g->tok,
+                   .stops = r->stops,
+                   .n_stops = r->n_stops,
+                   .min_tokens = r->sampling.min_tokens,
+                   .ready = on_ready,
+                   .owner = c };
+    s.request.sampling.stop_ids = ids;
+    s.request.sampling.n_stop_ids = n_stops;
+    if (c->model->deadline_seconds > 0) s.request.deadline_seconds = clock_seconds() + c->model->deadline_seconds;
+    return job_submit(&c->job, c->env->bridge, c->env->l, &s, &e) || fault_of(f, &e);
+}
+
+void chat_begin(chat *c, const chat_env *env) {
+    fault f = { 0 };
+    c->env = env;
+    c->submitted_at = c->last_news_at = clock_seconds();
+    if (c->dialect->count_only) {
+        c->dialect->start(c);
+        return;
+    }
+    const chat_request *r = &c->request;
+    c->choices = xcalloc((size_t)r->n, sizeof *c->choices);
+    for (int i = 0; i < r->n; i++) {
+        c->choices[i] = (chat_choice){ .owner = c, .index = i, .stop_index = -1, .stop_id = -1 };
+        parser_begin(&c->choices[i]);
+    }
+    if (!submit(c, &f)) {
+        env->metrics->refused++;
+        chat_fail(c, &f);
+        return;
+    }
+    c->open = r->n;
+    env->metrics->prompt_tokens += c->prompt_tokens;
+    metrics_tokens(&env->metrics->prompt_length, c->prompt_tokens);
+    c->dialect->start(c);
+}
+
+void chat_gone(chat *c) {
+    c->call = NULL;
+    if (c->env && c->job && !c->counted) {
+        c->env->metrics->cancelled++;
+        c->counted = true;
+    }
+    end_job(c);
+}
+
+void chat_free(chat *c) {
+    if (!c) return;
+    end_job(c);
+    for (int i = 0; c->choices && i < c->request.n; i++) {
+        chat_choice *ch = &c->choices[i];
+        parser_free(ch);
+        for (int k = 0; k < ch->n_calls; k++) {
+            buf_free(&ch->calls[k].arguments);
+            free(ch->calls[k].name);
+        }
+        free(ch->calls);
+        buf_free(&ch->text);
+        buf_free(&ch->reasoning);
+        free(ch->tokens);
+        free(ch->top_ids);
+        free(ch->top_logprobs);
+    }
+    free(c->choices);
+    if (c->dialect->free && c->own) c->dialect->free(c->own);
+    ids_free(&c->prompt);
+    buf_free(&c->rendered);
+    buf_free(&c->ignored);
+    job_news_free(&c->news);
+    arena_free(&c->mem);
+    free(c);
+}
+
+/* ---- for the dialects ---- */
+
+chat_usage chat_total_usage(const chat *c) {
+    chat_usage u = { .prompt_tokens = c->prompt_tokens };
+    for (int i = 0; i < c->request.n; i++) {
+        const chat_usage *x = &c->choices[i].usage;
+        if (i == 0) u.cached_tokens = x->cached_tokens;
+        u.completion_tokens += x->completion_tokens;
+        u.reasoning_tokens += x->reasoning_tokens;
+        u.rounds += x->rounds;
+        u.drafted += x->drafted;
+        u.accepted += x->accepted;
+    }
+    return u;
+}
+
+void chat_write_usage(buf *out, const chat_usage *u) {
+    buf_printf(out,
+               "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":"
+               "{\"cached_tokens\":%d},\"completion_tokens_details\":{\"reasoning_tokens\":%d}",
+               u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens, u->cached_tokens,
+               u->reasoning_tokens);
+    if (u->rounds) {
+        buf_printf(out, ",\"speculative\":{\"rounds\":%lld,\"drafted\":%lld,\"accepted\":%lld,\"accept_length\":",
+                   (long long)u->rounds, (long long)u->drafted, (long long)u->accepted);
+        json_write_double(out, (double)(u->accepted + u->rounds) / (double)u->rounds);
+        buf_byte(out, '}');
+    }
+    buf_byte(out, '}');
+}
+
+static void write_token(buf *out, const chat_choice *ch, int32_t id, double logprob) {
+    const str bytes = tokenizer_bytes(ch->owner->model->g->tok, id);
+    buf_puts(out, "{\"token\":");
+    json_write_str(out, bytes);
+    buf_puts(out, ",\"logprob\":");
+    json_write_double(out, logprob < -9999 ? -9999 : logprob);
+    buf_puts(out, ",\"bytes\":[");
+    for (size_t i = 0; i < bytes.n; i++) buf_printf(out, "%s%u", i ? "," : "", (unsigned)(uint8_t)bytes.p[i]);
+    buf_byte(out, ']');
+}
+
+void chat_write_logprobs(buf *out, const chat_choice *ch, int first, int n) {
+    const int k = ch->owner->request.top_logprobs;
+    for (int i = first; i < first + n; i++) {
+        if (i > first) buf_byte(out, ',');
+        write_token(out, ch, ch->tokens[i].id, ch->tokens[i].logprob);
+        buf_puts(out, ",\"top_logprobs\":[");
+        for (int j = 0; j < k && ch->top_ids[i * k + j] >= 0; j++) {
+            if (j) buf_byte(out, ',');
+            write_token(out, ch, ch->top_ids[i * k + j], ch->top_logprobs[i * k + j]);
+            buf_byte(out, '}');
+        }
+        buf_puts(out, "]}");
+    }
+}
+
+void chat_write_ids(buf *out, const chat_choice *ch, int first, int n) {
+    for (int i = first; i < first + n; i++) buf_printf(out, "%s%d", i > first ? "," : "", ch->tokens[i].id);
+}
+
+void chat_reply_headers(chat *c) {
+    http_reply_header(c->call, "X-Request-Id", c->id);
+    if (c->ignored.n) http_reply_header(c->call, "X-Nibble-Ignored", c->ignored.p);
+}
