@@ -15,7 +15,7 @@ COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 CC    := $(if $(filter default,$(origin CC)),gcc,$(CC))
 AR    := $(if $(filter default,$(origin AR)),ar,$(AR))
 comma := ,
-tag   := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(FUZZER),-fuzzer)$(if $(filter 0,$(MPI)),-nompi)
+tag   := $(ARCH)-$(notdir $(firstword $(CC)))$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(FUZZER),-fuzzer)$(if $(filter 0,$(MPI)),-nompi)$(if $(filter 0,$(CUDA)),-nocuda)
 B     ?= build/$(tag)
 
 ifneq ($(ARCH),$(HOST))
@@ -50,6 +50,22 @@ ifneq ($(MPI_LIBS),)
   override CPPFLAGS += -DNIBBLE_MPI $(patsubst -I%,-isystem%,$(filter -I%,$(MPI_CPPFLAGS)))
   LDLIBS += -Wl,--push-state,--as-needed $(filter-out -pthread,$(MPI_LIBS)) -Wl,--pop-state
 endif
+# CUDA, for --device cuda: used when nvcc is found, CUDA=0 leaves it out. Its runtime is linked statically, so that the program
+# starts on machines without a driver. Not in sanitizer and cross builds.
+ifeq ($(if $(filter 0,$(CUDA)),no)$(SAN)$(FUZZER)$(filter-out $(HOST),$(ARCH)),)
+  NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+endif
+ifneq ($(NVCC),)
+  # Machine code for each generation, and PTX of the newest for those to come. CUDA_ARCH=90 builds one of them, quickly.
+  CUDA_KNOWN := $(shell $(NVCC) --list-gpu-code 2>/dev/null)
+  CUDA_ARCH  ?= $(patsubst sm_%,%,$(filter sm_80 sm_86 sm_89 sm_90 sm_120 sm_121,$(CUDA_KNOWN)))
+  # No contraction: every fma is written (NUMERICS).
+  NVFLAGS := -O3 -std=c++17 -fmad=false -Isrc -Xcompiler -Wall,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) \
+             -gencode arch=compute_$(lastword $(CUDA_ARCH)),code=compute_$(lastword $(CUDA_ARCH))
+  CUDA_LIB := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(addprefix $(patsubst %/bin/nvcc,%,$(NVCC)),/lib64 /lib /lib/x86_64-linux-gnu))))
+  override CPPFLAGS += -DNIBBLE_CUDA
+  LDLIBS += $(or $(CUDA_LIB),-lcudart_static) -ldl -lrt
+endif
 VFLAGS   := -DNIBBLE_VERSION='"$(VERSION)"' -DNIBBLE_COMMIT='"$(COMMIT)"' -DNIBBLE_PREFIX='"$(PREFIX)"'
 
 # One C file, one ISA: flags by suffix, nothing else in the tree gets any.
@@ -67,7 +83,8 @@ ifeq ($(ARCH),x86_64)
 else
   SRC := $(filter-out %_avx2.c %_avx512.c %_amx.c,$(SRC))
 endif
-OBJ     := $(SRC:%.c=$(B)/%.o) $(FMA)
+CU      := $(if $(NVCC),$(sort $(wildcard src/ops/cuda/*.cu)))
+OBJ     := $(SRC:%.c=$(B)/%.o) $(FMA) $(CU:%.cu=$(B)/%.cu.o)
 LIB     := $(B)/libnibble.a
 BIN     := $(B)/nibble
 TESTLIB := $(patsubst %.c,$(B)/%.o,$(sort $(wildcard tests/lib/*.c)))
@@ -80,7 +97,7 @@ CLI     := $(if $(wildcard tests/cli/*.cases),tests/cli/run_cli.py)
 all: $(BIN) ## build the program (default)
 
 # A stable name for the last plain build of this machine.
-ifeq ($(ARCH)$(SAN)$(FUZZER)$(filter 0,$(MPI)),$(HOST))
+ifeq ($(ARCH)$(SAN)$(FUZZER)$(filter 0,$(MPI) $(CUDA)),$(HOST))
 all: build/nibble
 build/nibble: $(BIN) FORCE
 	@ln -sfn $(tag)/nibble $@
@@ -114,6 +131,13 @@ $(B)/src/kern/%_ref_fma.o: src/kern/%_ref.c $(B)/flags
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CC   $<")
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -mfma -DKERN_REF_FMA -MMD -MP -c -o $@ $<
+
+$(B)/%.cu.o: %.cu $(B)/nvflags
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  NVCC $<")
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+$(B)/nvflags: FORCE
+	@mkdir -p $(@D); printf '%s\n' '$(NVCC) $(NVFLAGS)' > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 # Programs of tests/ and bench/: one C file each plus the library (tests may share code in tests/lib/*.c).
 $(B)/tests/%.o: tests/%.c $(B)/flags
@@ -186,7 +210,7 @@ compile_commands.json: ## the compiler call of every source file, for editors
 	    '$(subst ",\\\",$(subst ','\'',$(CC) $(CPPFLAGS) $(VFLAGS) -Itests $(CFLAGS)))'" $$isa -c $$f"; sep=','; done; echo; echo ']'; } > $@
 
 help: ## this list
-	@echo 'make [TARGET] [CC=gcc|clang] [SAN=address,undefined|thread] [WERROR=1] [ARCH=aarch64] [MPI=0] [V=1]'
+	@echo 'make [TARGET] [CC=gcc|clang] [SAN=address,undefined|thread] [WERROR=1] [ARCH=aarch64] [MPI=0] [CUDA=0] [V=1]'
 	@grep -hE '^[a-z_.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
 -include $(OBJ:.o=.d) $(B)/src/main.d $(TESTLIB:.o=.d) $(TESTS:=.d) $(FUZZ:=.d) $(BENCHES:=.d) $(B)/tests/fuzz/replay_main.d

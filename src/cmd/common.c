@@ -11,7 +11,7 @@
 #include "cmd/cmd.h"
 
 static const char *const isa_choices[] = { "best", "ref", "avx2", "avx512", "amx", "neon", NULL };
-static const char *const device_choices[] = { "cpu", "ref", NULL };
+static const char *const device_choices[] = { "cpu", "ref", "cuda", NULL };
 const char *const cmd_kv_choices[] = { "auto", "f32", "bf16", "fp8", NULL };
 const char *const cmd_head_choices[] = { "auto", "full", "screened", NULL };
 const char *const cmd_act_choices[] = { "auto", "fp4", "int8", "bf16", NULL };
@@ -37,7 +37,7 @@ static const arg_opt common_options[] = {
       .name = "device",
       .dst = &common.device,
       .choices = device_choices,
-      .help = "backend; `ref` is the slow serial reference with the same bits" },
+      .help = "backend: `cuda` is an NVIDIA GPU, `ref` the slow serial reference; the same bits" },
     { .type = ARG_FLAG, .name = "json", .dst = &common.json, .help = "print one JSON object" },
     { .type = ARG_FLAG, .name = "quiet", .key = 'q', .dst = &common.quiet, .help = "warnings and errors only" },
     { .type = ARG_COUNT, .name = "verbose", .key = 'v', .dst = &common.verbose, .help = "say more" },

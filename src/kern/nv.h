@@ -14,6 +14,8 @@
 #define NIBBLE_NV_H
 
 #include "kern/kern.h"
+#include "num/act_int8.h"
+#include "num/fp8_inline.h"
 
 enum { NV_ROWS = 16, NV_COLS = 64, NV_GROUP_BYTES = 576 };
 
@@ -75,26 +77,6 @@ static inline int64_t nv_tile_bytes(int Kp) {
 
 /* Fill the table for the best level the CPU has that is <= cap, as kern_init. */
 void nv_kern_init(nv_kern *k, kern_isa cap);
-
-/* E4M3 value times 512: an integer, since the smallest step is 2^-9. NaN (refused by the loader) counts as 0. */
-static inline int32_t e4m3_times_512(uint8_t c) {
-    const int exp = c >> 3 & 15, man = c & 7;
-    if ((c & 0x7f) == 0x7f) return 0;
-    const int32_t mag = exp ? (8 + man) << (exp - 1) : man;
-    return c & 0x80 ? -mag : mag;
-}
-
-/* The smallest integer of at most 4 significant bits that is >= v, within [1, 960]. */
-static inline int32_t nv_round_up_4_bits(float v) {
-    int32_t n = (int32_t)__builtin_ceilf(v < 960.0f ? v : 960.0f);
-    if (n < 1) n = 1;
-    int shift = 0;
-    while (n >> shift > 15) shift++;
-    int32_t m = (n + (1 << shift) - 1) >> shift;
-    if (m > 15) m = (m + 1) >> 1, shift++;
-    const int32_t up = m << shift;
-    return up > 960 ? 960 : up;
-}
 
 /* The levels; each overwrites what it has. For nv_kern_init and tests only. */
 void nv_init_ref(nv_kern *k);

@@ -7,7 +7,9 @@
 
 #include <stdint.h>
 
-static inline uint8_t e2m1_from_f32(float q) {
+#include "num/num_fn.h"
+
+NUM_FN uint8_t e2m1_from_f32(float q) {
     const float a = q < 0 ? -q : q;
     /* A value on a boundary goes to the even code: 0.25, 1.25, 2.5 and 5 stay below, 0.75, 1.75 and 3.5 go up. */
     const int below = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);

@@ -5,37 +5,8 @@
 float num_exp(float x) { return num_exp_inline(x); }
 float num_sigmoid(float x) { return num_sigmoid_inline(x); }
 float num_silu(float x) { return num_silu_inline(x); }
-float num_softplus(float x) { return x > 20.0f ? x : num_log1p(num_exp(x)); }
-
-/* (log1p(f) - f + f^2 / 2) / f^3 on [-0.25, 0.5], lowest power first. */
-static const float log_c[9] = { 0x1.55555ap-2f,  -0x1.00007p-2f, 0x1.999752p-3f,  -0x1.551b1ep-3f, 0x1.2470cep-3f,
-                                -0x1.04ded0p-3f, 0x1.de9ba6p-4f, -0x1.701a30p-4f, 0x1.280838p-5f };
-
-static float log1p_poly(float f) {
-    float p = log_c[8];
-    for (int i = 7; i >= 0; i--) p = fmaf(p, f, log_c[i]);
-    p = fmaf(p, f, -0.5f);
-    return fmaf(p, f * f, f);
-}
-
-float num_log1p(float x) {
-    if (x == INFINITY) return x;
-    if (x == -1.0f) return -INFINITY;
-    if (!(x > -1.0f)) return NAN;
-    const float u = 1.0f + x;
-    /* 1 + x = 2^k * m with m in [0.75, 1.5); m - 1 is formed from x itself, so what u lost is not missing. */
-    const int32_t k = ((int32_t)num_bits(u) - 0x3f400000) >> 23;
-    if (k == 0) return log1p_poly(x);
-    float f;
-    if (k > 100) {
-        f = num_float(num_bits(u) - ((uint32_t)k << 23)) - 1.0f; /* the 1 in 1 + x is long gone */
-    } else {
-        const float s = num_float((uint32_t)(127 - k) << 23); /* 2^-k */
-        f = fmaf(x, s, s - 1.0f);
-    }
-    const float n = (float)k;
-    return fmaf(n, NUM_LN2_HI, fmaf(n, NUM_LN2_LO, log1p_poly(f)));
-}
+float num_log1p(float x) { return num_log1p_inline(x); }
+float num_softplus(float x) { return num_softplus_inline(x); }
 
 /* pi/2 in five parts: four of 22 bits, whose products with |n| < 2^31 are exact in double, and the rest. */
 static const double pio2[5] = { 0x1.921fb00000000p+0, 0x1.5110b00000000p-22, 0x1.1846980000000p-44,

@@ -9,7 +9,8 @@ bool ops_open(ops **out, const ops_options *opt, err *e) {
     const char *device = opt->device ? opt->device : "cpu";
     if (strcmp(device, "cpu") == 0) return ops_cpu_open(out, opt->threads, opt->isa, e);
     if (strcmp(device, "ref") == 0) return ops_ref_open(out, e);
-    return fail(e, ERR_USAGE, "E-OPS-DEVICE", "device '%.40s': unknown (cpu or ref)", device);
+    if (strcmp(device, "cuda") == 0) return ops_cuda_open(out, e);
+    return fail(e, ERR_USAGE, "E-OPS-DEVICE", "device '%.40s': unknown (cpu, cuda or ref)", device);
 }
 
 const char *linear_name(const linear *w) { return w->name; }

@@ -1,7 +1,7 @@
 /* ops.h - what a device can do: THE contract between the model (engine/) and a backend.
  *
  * The forward pass is written once against this table; `ref` (serial, plain loops: the executable specification),
- * `cpu` (kern + pool) and later `cuda` fill it, `tap` decorates any of them. All backends return the same bits;
+ * `cpu` (kern + pool) and `cuda` fill it, `tap` decorates any of them. All backends return the same bits;
  * docs/NUMERICS.md defines them op by op.
  *
  * Memory: float*, int32_t* operands are DEVICE pointers from mem_new (plain memory on CPUs); only ops dereference
@@ -227,11 +227,11 @@ struct ops {
 };
 
 typedef struct ops_options {
-    const char *device; /* NULL or "cpu": kern + pool; "ref": the serial reference */
+    const char *device; /* NULL or "cpu": kern + pool; "ref": the serial reference; "cuda": an NVIDIA GPU */
     int threads;        /* <= 0: all of the affinity mask */
     kern_isa isa;       /* cap; ISA_COUNT = best */
 } ops_options;
-/* Errors: E-OPS-DEVICE (unknown), E-MACHINE-THREADS, E-MACHINE-MEMORY. */
+/* Errors: E-OPS-DEVICE (unknown), E-MACHINE-THREADS, E-MACHINE-MEMORY; E-CUDA-BUILD, -DRIVER, -DEVICE, -ARCH, -FAILED. */
 NODISCARD bool ops_open(ops **out, const ops_options *opt, err *e);
 
 /* A decorator over `inner` (not owned, must outlive the tap): every op runs as before and, when `fn` is set, is

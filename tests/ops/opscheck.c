@@ -1,4 +1,5 @@
 /* opscheck - every op, the serial reference against the CPU backend at every level and several thread counts, bit for bit.
+ * With NIBBLE_TEST_DEVICE=cuda, against that backend instead.
  *
  * Random shapes (odd sizes included), random values with zeros, denormals, huge numbers, infinities and NaN mixed in, several
  * sequences with commits and tentative rows. A NaN equals any NaN. `--seed N` repeats a run, `--rounds N` makes it longer. */
@@ -51,6 +52,11 @@ static void open_backends(void) {
     static const int threads[] = { 1, 2, 3, 5 };
     err e = { 0 };
     CHECK(ops_open(&backends[n_backends++], &(ops_options){ .device = "ref" }, &e), "%s", e.msg);
+    const char *device = getenv("NIBBLE_TEST_DEVICE");
+    if (device && strcmp(device, "cpu") != 0) {
+        CHECK(ops_open(&backends[n_backends++], &(ops_options){ .device = device }, &e), "%s", e.msg);
+        return;
+    }
     for (int isa = ISA_REF; isa < ISA_COUNT; isa++) {
         if (!kern_isa_supported((kern_isa)isa)) continue;
         for (size_t t = 0; t < ARRAY_LEN(threads); t++) {
@@ -62,25 +68,49 @@ static void open_backends(void) {
     }
 }
 
+/* Device memory with a copy of `host`, given back by give() at the end of each backend's turn. */
+enum { MAX_LENT = 64 };
+static void *lent[MAX_LENT];
+static int n_lent;
+
+static void *dev(ops *o, const void *host, int64_t bytes) {
+    err e = { 0 };
+    void *p;
+    CHECK(n_lent < MAX_LENT && o->mem_new(o, &p, (size_t)bytes, &e), "%s", e.msg);
+    if (host) o->upload(o, p, host, (size_t)bytes);
+    return lent[n_lent++] = p;
+}
+static float *dev_floats(ops *o, const float *host, int64_t n) { return dev(o, host, n * (int64_t)sizeof *host); }
+
+static void give(ops *o) {
+    err e = { 0 };
+    CHECK(o->sync(o, &e), "%s", e.msg);
+    while (n_lent > 0) o->mem_free(o, lent[--n_lent]);
+}
+
 static bool same(const float *a, const float *b, int64_t n, int64_t *at) {
     for (int64_t i = 0; i < n; i++)
         if (memcmp(a + i, b + i, sizeof *a) != 0 && !(isnan(a[i]) && isnan(b[i]))) return *at = i, false;
     return true;
 }
 
-/* Compare backend k's result with the reference's; `want` is filled when k is 0. */
-static void compare(int k, float *want, const float *got, int64_t n, const char *part) {
+/* Compare backend k's result, in its memory, with the reference's; `want` is filled when k is 0. */
+static void compare(int k, float *want, const float *result, int64_t n, const char *part) {
     int64_t at;
-    if (k == 0) {
-        memcpy(want, got, (size_t)n * sizeof *got);
+    ops *o = backends[k];
+    float *got = malloc((size_t)(n > 0 ? n : 1) * sizeof *got);
+    o->download(o, got, result, (size_t)n * sizeof *got);
+    if (k == 0) memcpy(want, got, (size_t)n * sizeof *got);
+    checks += k > 0;
+    if (k == 0 || same(want, got, n, &at)) {
+        free(got);
         return;
     }
-    checks++;
-    if (same(want, got, n, &at)) return;
     failures++;
     printf("%s %s: backend %s/%s with %d threads: element %lld of %lld is %a, the reference has %a (seed %llu)\n", what,
            part, backends[k]->device, backends[k]->isa, backends[k]->threads, (long long)at, (long long)n,
            (double)got[at], (double)want[at], (unsigned long long)seed);
+    free(got);
 }
 
 /* ---- ops ---- */
@@ -89,8 +119,7 @@ static void check_linear(void) {
     static const dtype types[] = { DT_BF16, DT_F16, DT_F32 };
     const int N = between(1, 90), K = between(1, 300), M = between(1, 20);
     const dtype t = types[draw(3)];
-    float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N)),
-          *y = malloc(sizeof(float) * (size_t)(M * N));
+    float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N));
     void *w = weights_of(t, (int64_t)N * K);
     float rows_want[3 * 300];
     err e = { 0 };
@@ -99,17 +128,17 @@ static void check_linear(void) {
         linear *l;
         CHECK(o->linear_new(o, &l, &(linear_desc){ .name = "w", .type = t, .rows = N, .cols = K, .data = w }, &e), "%s",
               e.msg);
-        o->linear(o, y, N, x, K, l, M);
+        float *y = dev_floats(o, NULL, (int64_t)M * N), *row = dev_floats(o, NULL, 3LL * K);
+        o->linear(o, y, N, dev_floats(o, x, (int64_t)M * K), K, l, M);
         compare(k, want, y, (int64_t)M * N, dtype_name(t));
         const int32_t ids[3] = { 0, N - 1, N + 5 };
-        float row[3 * 300];
-        o->embed(o, row, l, ids, 3);
+        o->embed(o, row, l, dev(o, ids, sizeof ids), 3);
         compare(k, rows_want, row, 3LL * K, "embed");
         o->linear_free(o, l);
+        give(o);
     }
     free(x);
     free(want);
-    free(y);
     free(w);
 }
 
@@ -142,8 +171,7 @@ static void check_quant_linear(void) {
     void *data;
     dtype t;
     const linear_quant q = quant_weights(&data, &t, N, K, fp8, act);
-    float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N)),
-          *y = malloc(sizeof(float) * (size_t)(M * N));
+    float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N));
     err e = { 0 };
     for (int k = 0; k < n_backends; k++) {
         ops *o = backends[k];
@@ -151,13 +179,14 @@ static void check_quant_linear(void) {
         CHECK(o->linear_new(o, &l, &(linear_desc){ .name = "q", .type = t, .rows = N, .cols = K, .data = data, .q = q },
                             &e),
               "%s", e.msg);
-        o->linear(o, y, N, x, K, l, M);
+        float *y = dev_floats(o, NULL, (int64_t)M * N);
+        o->linear(o, y, N, dev_floats(o, x, (int64_t)M * K), K, l, M);
         compare(k, want, y, (int64_t)M * N, fp8 ? "FP8" : "NVFP4");
         o->linear_free(o, l);
+        give(o);
     }
     free(x);
     free(want);
-    free(y);
     free(data);
     free((void *)(uintptr_t)q.scales);
 }
@@ -165,30 +194,36 @@ static void check_quant_linear(void) {
 static void check_rows(void) {
     const int rows = between(1, 9), n = between(1, 400);
     const int64_t all = (int64_t)rows * n;
-    float *x = floats(all), *w = floats(n), *u = floats(all), *y = malloc(sizeof(float) * (size_t)all),
-          *want = malloc(sizeof(float) * (size_t)all * 4);
-    int32_t best[9], best_want[9];
+    float *x = floats(all), *w = floats(n), *u = floats(all), *want = malloc(sizeof(float) * (size_t)all * 5);
+    int32_t index[9], best[9], best_want[9];
+    for (int r = 0; r < rows; r++) index[r] = (int32_t)draw((uint32_t)rows);
     for (int k = 0; k < n_backends; k++) {
         ops *o = backends[k];
-        o->rmsnorm(o, y, x, n, w, rows, n, 1e-6f);
+        float *y = dev_floats(o, NULL, all), *dx = dev_floats(o, x, all), *dw = dev_floats(o, w, n),
+              *du = dev_floats(o, u, all);
+        int32_t *found = dev(o, NULL, sizeof best);
+        o->rmsnorm(o, y, dx, n, dw, rows, n, 1e-6f);
         compare(k, want, y, all, "rmsnorm");
-        memcpy(y, x, sizeof(float) * (size_t)all);
-        o->add(o, y, u, all);
+        o->copy(o, y, dx, sizeof(float) * (size_t)all);
+        o->add(o, y, du, all);
         compare(k, want + all, y, all, "add");
-        o->silu_mul(o, y, x, u, all);
+        o->silu_mul(o, y, dx, du, all);
         compare(k, want + 2 * all, y, all, "silu_mul");
-        o->gated_norm(o, y, x, u, w, rows, 1, n, 1e-6f);
+        o->gated_norm(o, y, dx, du, dw, rows, 1, n, 1e-6f);
         compare(k, want + 3 * all, y, all, "gated_norm");
-        o->argmax(o, best, x, rows, n);
+        o->gather_rows(o, y, dx, dev(o, index, (int64_t)sizeof *index * rows), rows, n);
+        compare(k, want + 4 * all, y, all, "gather_rows");
+        o->argmax(o, found, dx, rows, n);
+        o->download(o, best, found, sizeof *best * (size_t)rows);
         if (k == 0) memcpy(best_want, best, sizeof best);
         for (int r = 0; r < rows; r++)
             if (best[r] != best_want[r])
                 failures++, printf("argmax: backend %s row %d: %d, not %d\n", o->isa, r, best[r], best_want[r]);
+        give(o);
     }
     free(x);
     free(w);
     free(u);
-    free(y);
     free(want);
 }
 
@@ -254,18 +289,20 @@ static void check_gdn(void) {
         g.pend_v = mem[4];
         g.pend_beta = mem[5];
         g.pend_decay = mem[6];
+        float *dw = dev_floats(o, w, (int64_t)channels * taps), *da = dev_floats(o, neg_a, vh),
+              *dd = dev_floats(o, dt, vh);
         for (int s = 0; s < steps; s++) {
-            float *c = malloc(sizeof(float) * (size_t)(rows[s] * channels)),
-                  *out = malloc(sizeof(float) * (size_t)(rows[s] * vh * vd));
-            o->conv(o, c, u[s], w, &conv, spans[s], n_spans[s]);
-            compare(k, want_c[s], c, (int64_t)rows[s] * channels, "conv");
-            o->gdn(o, out, c, a[s], b[s], neg_a, dt, &g, spans[s], n_spans[s]);
-            compare(k, want[s], out, (int64_t)rows[s] * vh * vd, "gdn");
-            free(c);
-            free(out);
+            const int64_t n = rows[s];
+            float *c = dev_floats(o, NULL, n * channels), *out = dev_floats(o, NULL, n * vh * vd);
+            o->conv(o, c, dev_floats(o, u[s], n * channels), dw, &conv, spans[s], n_spans[s]);
+            compare(k, want_c[s], c, n * channels, "conv");
+            o->gdn(o, out, c, dev_floats(o, a[s], n * vh), dev_floats(o, b[s], n * vh), da, dd, &g, spans[s],
+                   n_spans[s]);
+            compare(k, want[s], out, n * vh * vd, "gdn");
         }
         compare(k, state_want, g.state, state, "gdn state");
         for (int i = 0; i < 7; i++) o->mem_free(o, mem[i]);
+        give(o);
     }
     for (int s = 0; s < steps; s++) {
         free(u[s]);
@@ -317,49 +354,40 @@ static void check_attention(void) {
     for (int b = 0; b < n_backends; b++) {
         ops *o = backends[b];
         ops_kv kv = { .type = type,
+                      .pages = dev(o, table, (int64_t)sizeof *table * pages),
                       .slot_pages = slot_pages,
                       .kv_heads = kvh,
                       .dim = dim,
                       .capacity = capacity,
                       .k_scale = 0.03f,
                       .v_scale = 0.02f };
-        void *on_device = NULL;
-        const ops_rope rope = { cs, sn, axis, half };
-        err e = { 0 };
-        const size_t bytes = (size_t)cache * (size_t)dtype_bytes(type);
-        CHECK(o->mem_new(o, &kv.k, bytes, &e) && o->mem_new(o, &kv.v, bytes, &e) &&
-                  o->mem_new(o, &on_device, sizeof table, &e),
-              "%s", e.msg);
-        o->upload(o, on_device, table, (size_t)pages * sizeof *table);
-        kv.pages = on_device;
-        for (int64_t i = 0; i < cache; i++) { /* earlier positions */
-            const float x[2] = { fill[i], fill[cache + i] };
+        const int64_t angles = (int64_t)capacity * (half ? half : 1), bytes = cache * dtype_bytes(type);
+        const ops_rope rope = { dev_floats(o, cs, angles), dev_floats(o, sn, angles), dev(o, axis, half + 1), half };
+        uint8_t *host[2];
+        for (int j = 0; j < 2; j++) host[j] = malloc((size_t)bytes);
+        for (int64_t i = 0; i < cache; i++) /* earlier positions */
             for (int j = 0; j < 2; j++) {
-                void *to = j ? kv.v : kv.k;
+                const float x = fill[j * cache + i];
                 if (type == DT_F32)
-                    ((float *)to)[i] = x[j];
+                    ((float *)(void *)host[j])[i] = x;
                 else if (type == DT_BF16)
-                    ((uint16_t *)to)[i] = bf16_from_f32(x[j]);
+                    ((uint16_t *)(void *)host[j])[i] = bf16_from_f32(x);
                 else
-                    ((uint8_t *)to)[i] = e4m3_from_f32(x[j] / 0.02f);
+                    host[j][i] = e4m3_from_f32(x / 0.02f);
             }
-        }
-        float *q = malloc(sizeof(float) * (size_t)(rows * heads * dim)),
-              *kk = malloc(sizeof(float) * (size_t)(rows * kvrow)),
-              *y = malloc(sizeof(float) * (size_t)(rows * heads * dim));
-        memcpy(kk, k0, sizeof(float) * (size_t)(rows * kvrow));
-        o->qk_rope(o, q, kk, qg, qn, kn, pos3, &rope, rows, heads, kvh, dim, gated, 1e-6f);
+        kv.k = dev(o, host[0], bytes);
+        kv.v = dev(o, host[1], bytes);
+        float *q = dev_floats(o, NULL, (int64_t)rows * heads * dim), *kk = dev_floats(o, k0, (int64_t)rows * kvrow),
+              *y = dev_floats(o, NULL, (int64_t)rows * heads * dim), *dqg = dev_floats(o, qg, (int64_t)rows * qrow);
+        o->qk_rope(o, q, kk, dqg, dev_floats(o, qn, dim), dev_floats(o, kn, dim),
+                   dev(o, pos3, (int64_t)sizeof *pos3 * 3 * rows), &rope, rows, heads, kvh, dim, gated, 1e-6f);
         compare(b, want_q, q, (int64_t)rows * heads * dim, "qk_rope q");
         compare(b, want_k, kk, (int64_t)rows * kvrow, "qk_rope k");
-        o->kv_append(o, &kv, kk, v, spans, n_spans);
-        o->attention(o, y, q, gated ? qg : NULL, &kv, heads, 0.125f, spans, n_spans);
+        o->kv_append(o, &kv, kk, dev_floats(o, v, (int64_t)rows * kvrow), spans, n_spans);
+        o->attention(o, y, q, gated ? dqg : NULL, &kv, heads, 0.125f, spans, n_spans);
         compare(b, want_y, y, (int64_t)rows * heads * dim, dtype_name(type));
-        o->mem_free(o, kv.k);
-        o->mem_free(o, kv.v);
-        o->mem_free(o, on_device);
-        free(q);
-        free(kk);
-        free(y);
+        for (int j = 0; j < 2; j++) free(host[j]);
+        give(o);
     }
     void *all[] = { qg, k0, v, qn, kn, cs, sn, fill, want_q, want_k, want_y, axis, pos3 };
     for (size_t i = 0; i < ARRAY_LEN(all); i++) free(all[i]);
@@ -393,11 +421,9 @@ static void check_moe(void) {
     float *x = floats((int64_t)rows * hidden), *logits = floats((int64_t)rows * count),
           *share = floats((int64_t)rows * hidden), *sg = floats(rows);
     float *res = floats((int64_t)rows * hidden), *want = malloc(sizeof(float) * (size_t)(3 * rows * hidden)),
-          *y = malloc(sizeof(float) * (size_t)(rows * hidden));
-    float *wt = malloc(sizeof(float) * (size_t)(rows * k)), *wt_want = malloc(sizeof(float) * (size_t)(rows * k));
+          *wt_want = malloc(sizeof(float) * (size_t)(rows * k));
     int32_t *idx = malloc(sizeof *idx * (size_t)(rows * k)), *idx_want = malloc(sizeof *idx * (size_t)(rows * k));
-    float *hid = malloc(sizeof(float) * (size_t)(rows * k * inter)),
-          *hid_want = malloc(sizeof(float) * (size_t)(rows * k * inter));
+    float *hid_want = malloc(sizeof(float) * (size_t)(rows * k * inter));
     err e = { 0 };
     for (int b = 0; b < n_backends; b++) {
         ops *o = backends[b];
@@ -414,20 +440,26 @@ static void check_moe(void) {
                                  .up_q = quant ? uq : NULL,
                                  .down_q = quant ? dq : NULL };
         CHECK(o->experts_new(o, &ex, &d, &e), "%s", e.msg);
-        o->route(o, idx, wt, logits, rows, count, k);
+        const int64_t in = (int64_t)rows * hidden, pairs = (int64_t)rows * k;
+        int32_t *di = dev(o, NULL, pairs * (int64_t)sizeof *di);
+        float *dwt = dev_floats(o, NULL, pairs), *dx = dev_floats(o, x, in), *y = dev_floats(o, NULL, in),
+              *hid = dev_floats(o, NULL, pairs * inter);
+        o->route(o, di, dwt, dev_floats(o, logits, (int64_t)rows * count), rows, count, k);
+        o->download(o, idx, di, sizeof *idx * (size_t)pairs);
         if (b == 0) memcpy(idx_want, idx, sizeof *idx * (size_t)(rows * k));
         if (memcmp(idx, idx_want, sizeof *idx * (size_t)(rows * k)) != 0)
             failures++, printf("route: backend %s: other experts\n", o->isa);
-        compare(b, wt_want, wt, (int64_t)rows * k, "route");
-        o->moe(o, y, x, ex, idx, wt, rows, k);
+        compare(b, wt_want, dwt, pairs, "route");
+        o->moe(o, y, dx, ex, di, dwt, rows, k);
         compare(b, want, y, (int64_t)rows * hidden, quant ? "moe NVFP4" : "moe");
-        o->moe_hidden(o, y, hid, x, ex, idx, wt, rows, k);
+        o->moe_hidden(o, y, hid, dx, ex, di, dwt, rows, k);
         compare(b, want + (int64_t)rows * hidden, y, (int64_t)rows * hidden, "moe_hidden y");
         compare(b, hid_want, hid, (int64_t)rows * k * inter, "moe_hidden");
-        memcpy(y, res, sizeof(float) * (size_t)(rows * hidden));
-        o->moe_combine(o, y, x, share, sg, rows, hidden);
+        o->upload(o, y, res, sizeof(float) * (size_t)in);
+        o->moe_combine(o, y, dx, dev_floats(o, share, in), dev_floats(o, sg, rows), rows, hidden);
         compare(b, want + 2LL * rows * hidden, y, (int64_t)rows * hidden, "moe_combine");
         o->experts_free(o, ex);
+        give(o);
     }
     for (int i = 0; i < count; i++) {
         free((void *)(uintptr_t)gate[i]);
@@ -438,7 +470,7 @@ static void check_moe(void) {
         free((void *)(uintptr_t)uq[i].scales);
         free((void *)(uintptr_t)dq[i].scales);
     }
-    void *all[] = { x, logits, share, sg, res, want, y, wt, wt_want, idx, idx_want, hid, hid_want };
+    void *all[] = { x, logits, share, sg, res, want, wt_want, idx, idx_want, hid_want };
     for (size_t i = 0; i < ARRAY_LEN(all); i++) free(all[i]);
 }
 

@@ -1,0 +1,8 @@
+/* fast.cuh - kernels for the shapes and formats that matter; false: none for this one, nothing was launched. */
+#pragma once
+
+#include "ops/cuda/quant.cuh"
+
+bool fast_linear(gpu *g, float *y, int64_t ldy, const float *x, int64_t ldx, const gpu_mat *w, int rows);
+bool fast_moe(gpu *g, float *y, float *hidden, const float *x, const gpu_experts *ex, const int32_t *idx,
+              const float *wt, int rows, int k);

@@ -1,0 +1,213 @@
+/* Device, memory, errors, graphs. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops/cuda/dev.cuh"
+
+enum { STAGE_BYTES = 1 << 20 };
+
+static gpu_fault fault_of(cudaError_t e) {
+    switch (e) {
+    case cudaSuccess: return GPU_OK;
+    case cudaErrorInsufficientDriver: return GPU_OLD_DRIVER;
+    case cudaErrorNoDevice:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorInvalidDevice: return GPU_NO_DEVICE;
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion: return GPU_NO_CODE;
+    default: return GPU_FAILED;
+    }
+}
+
+static __global__ void probe_kernel(int *p) { *p = 1; }
+
+static gpu_fault look(gpu_info *info, cudaError_t *why) {
+    int count = 0, driver = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&info->runtime);
+    info->driver = driver;
+    if (driver == 0) return *why = cudaErrorNoDevice, GPU_NO_DRIVER;
+    *why = cudaGetDeviceCount(&count);
+    if (*why != cudaSuccess) return fault_of(*why);
+    if (count == 0) return *why = cudaErrorNoDevice, GPU_NO_DEVICE;
+    cudaDeviceProp p;
+    *why = cudaGetDeviceProperties(&p, 0);
+    if (*why != cudaSuccess) return fault_of(*why);
+    snprintf(info->name, sizeof info->name, "%.79s", p.name);
+    info->major = p.major;
+    info->minor = p.minor;
+    info->multiprocessors = p.multiProcessorCount;
+    info->total_bytes = p.totalGlobalMem;
+    info->unified = p.integrated != 0;
+    return GPU_OK;
+}
+
+/* A program without code for the device shows only when a kernel starts. */
+static cudaError_t probe(gpu *g) {
+    int *p = NULL;
+    cudaError_t e = cudaMalloc(&p, sizeof *p);
+    if (e != cudaSuccess) return e;
+    probe_kernel<<<1, 1, 0, g->stream>>>(p);
+    e = cudaGetLastError();
+    if (e == cudaSuccess) e = cudaStreamSynchronize(g->stream);
+    cudaFree(p);
+    return e;
+}
+
+gpu_fault gpu_open(gpu **out, gpu_info *info, char *why) {
+    cudaError_t e = cudaSuccess;
+    *out = NULL;
+    *info = gpu_info();
+    const gpu_fault f = look(info, &e);
+    if (f != GPU_OK) return snprintf(why, 256, "%s", cudaGetErrorString(e)), f;
+    gpu *g = (gpu *)calloc(1, sizeof *g);
+    e = g ? cudaSetDevice(0) : cudaErrorMemoryAllocation;
+    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess) e = probe(g);
+    if (e == cudaSuccess) e = cudaMallocHost(&g->stage, STAGE_BYTES);
+    if (e == cudaSuccess) e = cudaMemGetInfo(&info->free_bytes, &info->total_bytes);
+    if (e != cudaSuccess) {
+        snprintf(why, 256, "%s", cudaGetErrorString(e));
+        gpu_close(g);
+        return fault_of(e);
+    }
+    g->multiprocessors = info->multiprocessors;
+    cudaDeviceGetAttribute(&g->smem_optin, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+    const char *pdl = getenv("NIBBLE_CUDA_PDL");
+    g->pdl = info->major >= 9 && !(pdl && pdl[0] == '0');
+    *out = g;
+    return GPU_OK;
+}
+
+void gpu_close(gpu *g) {
+    if (!g) return;
+    if (g->stream) cudaStreamSynchronize(g->stream);
+    for (int i = 0; i < GPU_WORKS; i++) cudaFree(g->work[i].p);
+    if (g->stage) cudaFreeHost(g->stage);
+    if (g->stream) cudaStreamDestroy(g->stream);
+    free(g);
+}
+
+/* ---- memory ---- */
+
+void *gpu_alloc(gpu *g, size_t bytes) {
+    void *p = NULL;
+    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError();
+        return NULL;
+    }
+    gpu_note(g, cudaMemsetAsync(p, 0, bytes, g->stream), "memset");
+    return p;
+}
+
+void gpu_free(gpu *g, void *p) {
+    if (!p) return;
+    gpu_note(g, cudaStreamSynchronize(g->stream), "free");
+    cudaFree(p);
+}
+
+size_t gpu_free_bytes(gpu *g) {
+    size_t free_bytes = 0, total = 0;
+    gpu_note(g, cudaMemGetInfo(&free_bytes, &total), "memory");
+    return free_bytes;
+}
+
+/* Small sources go through a pinned ring, so that they may change at once and nothing waits until the ring is full. */
+void gpu_upload(gpu *g, void *dst, const void *src, size_t bytes) {
+    if (bytes == 0) return;
+    if (bytes > STAGE_BYTES / 4) {
+        gpu_note(g, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, g->stream), "upload");
+        gpu_note(g, cudaStreamSynchronize(g->stream), "upload");
+        return;
+    }
+    if (g->stage_at + bytes > STAGE_BYTES) {
+        gpu_note(g, cudaStreamSynchronize(g->stream), "upload");
+        g->stage_at = 0;
+    }
+    char *at = (char *)g->stage + g->stage_at;
+    memcpy(at, src, bytes);
+    g->stage_at += (bytes + 63) & ~(size_t)63;
+    gpu_note(g, cudaMemcpyAsync(dst, at, bytes, cudaMemcpyHostToDevice, g->stream), "upload");
+}
+
+void gpu_upload_bulk(gpu *g, void *dst, const void *src, size_t bytes) {
+    if (bytes) gpu_note(g, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, g->stream), "upload");
+}
+
+void gpu_download(gpu *g, void *dst, const void *src, size_t bytes) {
+    if (bytes == 0) return;
+    gpu_note(g, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, g->stream), "download");
+    gpu_note(g, cudaStreamSynchronize(g->stream), "download");
+    g->stage_at = 0;
+}
+
+void gpu_copy(gpu *g, void *dst, const void *src, size_t bytes) {
+    if (bytes && dst != src)
+        gpu_note(g, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, g->stream), "copy");
+}
+
+void gpu_zero(gpu *g, void *dst, size_t bytes) {
+    if (bytes) gpu_note(g, cudaMemsetAsync(dst, 0, bytes, g->stream), "zero");
+}
+
+void *gpu_work(gpu *g, int place, size_t bytes) {
+    if (g->work[place].bytes >= bytes) return g->work[place].p;
+    gpu_note(g, cudaStreamSynchronize(g->stream), "work memory");
+    cudaFree(g->work[place].p);
+    g->work[place].p = NULL;
+    g->work_changes++;
+    g->work[place].bytes = 0;
+    const size_t want = bytes + bytes / 4 + 4096;
+    const cudaError_t e = cudaMalloc(&g->work[place].p, want);
+    if (e != cudaSuccess) return gpu_note(g, e, "work memory"), (void *)NULL;
+    g->work[place].bytes = want;
+    return g->work[place].p;
+}
+
+unsigned gpu_work_changes(const gpu *g) { return g->work_changes; }
+
+bool gpu_sync(gpu *g, char *why) {
+    gpu_note(g, cudaStreamSynchronize(g->stream), "step");
+    gpu_note(g, cudaGetLastError(), "step");
+    g->stage_at = 0;
+    if (g->fault == cudaSuccess) return true;
+    snprintf(why, 256, "%s: %s", g->where, cudaGetErrorString(g->fault));
+    return false;
+}
+
+/* ---- graphs ---- */
+
+struct gpu_graph {
+    cudaGraphExec_t exec;
+};
+
+void gpu_graph_begin(gpu *g) {
+    gpu_note(g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "capture");
+}
+
+gpu_graph *gpu_graph_end(gpu *g) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    cudaError_t e = cudaStreamEndCapture(g->stream, &graph);
+    if (e == cudaSuccess && g->fault == cudaSuccess) e = cudaGraphInstantiate(&exec, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    if (!exec) {
+        cudaGetLastError();
+        g->fault = cudaSuccess;
+        return NULL;
+    }
+    gpu_graph *out = (gpu_graph *)malloc(sizeof *out);
+    out->exec = exec;
+    return out;
+}
+
+void gpu_graph_run(gpu *g, const gpu_graph *graph) {
+    gpu_note(g, cudaGraphLaunch(graph->exec, g->stream), "graph");
+}
+
+void gpu_graph_free(gpu_graph *graph) {
+    if (!graph) return;
+    cudaGraphExecDestroy(graph->exec);
+    free(graph);
+}

@@ -1,0 +1,206 @@
+/* Gated delta net: convolution and recurrence, with commits and pending rows (ops.h). */
+#include "ops/cuda/dev.cuh"
+
+/* ---- conv: one thread per channel and span ---- */
+
+enum { MAX_TAPS = 8 };
+
+static __global__ void conv_kernel(float *c, const float *u, const float *w, float *window, float *pending,
+                                   int channels, int taps, int max_pending, gpu_spans s) {
+    dependents_may_start();
+    const int ch = (int)(blockIdx.x * blockDim.x + threadIdx.x), keep = taps - 1;
+    float in[MAX_TAPS], weight[MAX_TAPS];
+    if (ch < channels)
+        for (int j = 0; j < taps; j++) weight[j] = w[(int64_t)ch * taps + j];
+    wait_for_inputs();
+    if (ch >= channels) return;
+    const gpu_span span = s.spans[blockIdx.y];
+    float *own = window + (int64_t)span.slot * keep * channels + ch;
+    float *pend = pending + (int64_t)span.slot * max_pending * channels + ch;
+    for (int j = 0; j < keep; j++) in[j] = own[(int64_t)j * channels];
+    for (int i = 0; i < span.commit && keep > 0; i++) {
+        for (int j = 0; j + 1 < keep; j++) in[j] = in[j + 1];
+        in[keep - 1] = pend[(int64_t)i * channels];
+    }
+    if (span.tentative)
+        for (int j = 0; j < keep; j++) own[(int64_t)j * channels] = in[j];
+    for (int i = 0; i < span.rows; i++) {
+        const int64_t at = (int64_t)(span.row0 + i) * channels + ch;
+        float acc = 0;
+        in[keep] = u[at];
+        for (int j = 0; j < taps; j++) acc = fmaf(weight[j], in[j], acc);
+        c[at] = num_silu_inline(acc);
+        if (span.tentative) pend[(int64_t)i * channels] = in[keep];
+        for (int j = 0; j < keep; j++) in[j] = in[j + 1];
+    }
+    if (!span.tentative)
+        for (int j = 0; j < keep; j++) own[(int64_t)j * channels] = in[j];
+}
+
+/* The usual width, in registers. */
+static __global__ void conv4_kernel(float *c, const float *u, const float *w, float *window, float *pending,
+                                    int channels, int max_pending, gpu_spans s) {
+    dependents_may_start();
+    const int ch = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (ch >= channels) {
+        wait_for_inputs();
+        return;
+    }
+    const float w0 = w[(int64_t)ch * 4], w1 = w[(int64_t)ch * 4 + 1], w2 = w[(int64_t)ch * 4 + 2],
+                w3 = w[(int64_t)ch * 4 + 3];
+    wait_for_inputs();
+    const gpu_span span = s.spans[blockIdx.y];
+    float *own = window + (int64_t)span.slot * 3 * channels + ch;
+    float *pend = pending + (int64_t)span.slot * max_pending * channels + ch;
+    float a = own[0], b = own[channels], d = own[(int64_t)2 * channels];
+    for (int i = 0; i < span.commit; i++) a = b, b = d, d = pend[(int64_t)i * channels];
+    if (span.tentative) own[0] = a, own[channels] = b, own[(int64_t)2 * channels] = d;
+    for (int i = 0; i < span.rows; i++) {
+        const int64_t at = (int64_t)(span.row0 + i) * channels + ch;
+        const float x = u[at];
+        c[at] = num_silu_inline(fmaf(w3, x, fmaf(w2, d, fmaf(w1, b, fmaf(w0, a, 0.0f)))));
+        if (span.tentative) pend[(int64_t)i * channels] = x;
+        a = b, b = d, d = x;
+    }
+    if (!span.tentative) own[0] = a, own[channels] = b, own[(int64_t)2 * channels] = d;
+}
+
+void gpu_conv(gpu *g, float *c, const float *u, const float *w, float *window, float *pending, int channels, int taps,
+              int max_pending, const gpu_spans *s) {
+    const dim3 grid(blocks_of(channels, 64), (unsigned)s->n);
+    if (taps == 4)
+        launch(g, conv4_kernel, grid, 64, 0, c, u, w, window, pending, channels, max_pending, *s);
+    else if (taps <= MAX_TAPS)
+        launch(g, conv_kernel, grid, 64, 0, c, u, w, window, pending, channels, taps, max_pending, *s);
+    else
+        gpu_note(g, cudaErrorInvalidValue, "conv");
+}
+
+/* ---- the recurrence ---- */
+
+/* q and k of one row and key head, normalised, in shared memory; by one warp. */
+static __device__ void l2norm(float *y, const float *x, int n, float scale) {
+    const float r = 1.0f / sqrtf(warp_dot32(x, x, n) + 1e-6f);
+    for (int i = threadIdx.x % 32; i < n; i += 32) y[i] = x[i] * r * scale;
+}
+
+typedef struct gdn_args {
+    float *out;
+    const float *c, *a, *b, *neg_a, *dt_bias;
+    gpu_gdn st;
+    gpu_spans s;
+    float q_scale;
+} gdn_args;
+
+static __device__ __forceinline__ void gates_of(float *beta, float *decay, const gdn_args &p, int64_t row, int h) {
+    const int64_t at = row * p.st.v_heads + h;
+    *beta = num_sigmoid_inline(p.b[at]);
+    *decay = num_exp_inline(p.neg_a[h] * num_softplus_inline(p.a[at] + p.dt_bias[h]));
+}
+
+/* One warp: 32 columns of one value head's state, a column per thread. DK: rows of the state, kept in registers; 0: any number,
+ * in shared memory [dk][32]. */
+template <int DK> struct column {
+    float s[DK];
+    __device__ __forceinline__ float get(int i) const { return s[i]; }
+    __device__ __forceinline__ void set(int i, float v) { s[i] = v; }
+};
+template <> struct column<0> {
+    float *s;
+    __device__ __forceinline__ float get(int i) const { return s[i * 32]; }
+    __device__ __forceinline__ void set(int i, float v) { s[i * 32] = v; }
+};
+
+template <int DK>
+static __device__ __forceinline__ float gdn_step(column<DK> &S, int dk, const float *q, const float *k, float v,
+                                                 float beta, float decay) {
+    float m = 0, o = 0;
+#pragma unroll
+    for (int i = 0; i < (DK ? DK : dk); i++) {
+        const float s = S.get(i) * decay;
+        S.set(i, s);
+        m = fmaf(s, k[i], m);
+    }
+    const float d = beta * (v - m);
+#pragma unroll
+    for (int i = 0; i < (DK ? DK : dk); i++) {
+        const float s = fmaf(k[i], d, S.get(i));
+        S.set(i, s);
+        o = fmaf(s, q[i], o);
+    }
+    return o;
+}
+
+template <int DK> static __global__ void __launch_bounds__(32) gdn_kernel(gdn_args p) {
+    extern __shared__ float mem[]; /* q, k [dk]; then the state when DK is 0 */
+    dependents_may_start();
+    wait_for_inputs();
+    const gpu_gdn &st = p.st;
+    const int hv = st.v_heads, hk = st.k_heads, dk = DK ? DK : st.k_dim, dv = st.v_dim;
+    const int h = (int)blockIdx.x % hv, col = (int)(blockIdx.x / hv) * 32 + (int)threadIdx.x, kh = h / (hv / hk);
+    const bool in = col < dv;
+    const int64_t kd = (int64_t)hk * dk, vd = (int64_t)hv * dv;
+    const gpu_span span = p.s.spans[blockIdx.y];
+    float *state = st.state + ((int64_t)span.slot * hv + h) * dk * dv + col;
+    float *q = mem, *k = mem + dk;
+    column<DK> S;
+    if constexpr (DK == 0) S.s = mem + 2 * dk + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < dk; i++) S.set(i, in ? state[(int64_t)i * dv] : 0.0f);
+    for (int i = 0; i < span.commit; i++) {
+        const int64_t at = (int64_t)span.slot * st.max_pending + i;
+        __syncwarp();
+        for (int j = threadIdx.x; j < dk; j += 32) k[j] = q[j] = st.pend_k[at * kd + kh * dk + j];
+        __syncwarp();
+        gdn_step<DK>(S, dk, q, k, in ? st.pend_v[at * vd + h * dv + col] : 0.0f, st.pend_beta[at * hv + h],
+                     st.pend_decay[at * hv + h]);
+    }
+    if (span.tentative && span.commit > 0 && in)
+#pragma unroll
+        for (int i = 0; i < dk; i++) state[(int64_t)i * dv] = S.get(i);
+    for (int i = 0; i < span.rows; i++) {
+        const int64_t r = span.row0 + i;
+        const float *row = p.c + r * (2 * kd + vd);
+        float beta, decay;
+        gates_of(&beta, &decay, p, r, h);
+        __syncwarp();
+        l2norm(q, row + kh * dk, dk, p.q_scale);
+        l2norm(k, row + kd + kh * dk, dk, 1.0f);
+        __syncwarp();
+        const float o = gdn_step<DK>(S, dk, q, k, in ? row[2 * kd + h * dv + col] : 0.0f, beta, decay);
+        if (in) p.out[r * vd + h * dv + col] = o;
+    }
+    if (!span.tentative && in)
+#pragma unroll
+        for (int i = 0; i < dk; i++) state[(int64_t)i * dv] = S.get(i);
+}
+
+/* Pending rows are written when nobody reads the old ones any more: after the kernel above. One block per row of a span. */
+static __global__ void gdn_pend_kernel(gdn_args p) {
+    dependents_may_start();
+    wait_for_inputs();
+    const gpu_gdn &st = p.st;
+    const gpu_span span = p.s.spans[blockIdx.y];
+    const int i = (int)blockIdx.x, hv = st.v_heads, dk = st.k_dim;
+    if (!span.tentative || i >= span.rows) return;
+    const int64_t kd = (int64_t)st.k_heads * dk, vd = (int64_t)hv * st.v_dim, r = span.row0 + i,
+                  at = (int64_t)span.slot * st.max_pending + i;
+    const float *row = p.c + r * (2 * kd + vd);
+    for (int h = threadIdx.x / 32; h < st.k_heads; h += blockDim.x / 32)
+        l2norm(st.pend_k + at * kd + (int64_t)h * dk, row + kd + (int64_t)h * dk, dk, 1.0f);
+    for (int64_t j = threadIdx.x; j < vd; j += blockDim.x) st.pend_v[at * vd + j] = row[2 * kd + j];
+    for (int h = threadIdx.x; h < hv; h += blockDim.x)
+        gates_of(&st.pend_beta[at * hv + h], &st.pend_decay[at * hv + h], p, r, h);
+}
+
+void gpu_gdn_step(gpu *g, float *out, const float *c, const float *a, const float *b, const float *neg_a,
+                  const float *dt_bias, const gpu_gdn *st, const gpu_spans *s, float q_scale) {
+    const gdn_args p = { out, c, a, b, neg_a, dt_bias, *st, *s, q_scale };
+    const dim3 grid((unsigned)st->v_heads * blocks_of(st->v_dim, 32), (unsigned)s->n);
+    const size_t qk = 2 * (size_t)st->k_dim * sizeof(float);
+    if (st->k_dim == 128)
+        launch(g, gdn_kernel<128>, grid, 32, qk, p);
+    else
+        launch(g, gdn_kernel<0>, grid, 32, qk + (size_t)st->k_dim * 32 * sizeof(float), p);
+    if (s->tentative) launch(g, gdn_pend_kernel, dim3((unsigned)st->max_pending, (unsigned)s->n), 256, 0, p);
+}
