@@ -56,11 +56,12 @@ ifeq ($(if $(filter 0,$(CUDA)),no)$(SAN)$(FUZZER)$(filter-out $(HOST),$(ARCH)),)
   NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 endif
 ifneq ($(NVCC),)
+  CCACHE := $(findstring ccache,$(notdir $(realpath $(shell command -v $(CC)))))
   # Machine code for each generation, and PTX of the newest for those to come. CUDA_ARCH=90 builds one of them, quickly.
   CUDA_KNOWN := $(shell $(NVCC) --list-gpu-code 2>/dev/null)
   CUDA_ARCH  ?= $(patsubst sm_%,%,$(filter sm_80 sm_86 sm_89 sm_90 sm_120 sm_121,$(CUDA_KNOWN)))
   # No contraction: every fma is written (NUMERICS).
-  NVFLAGS := -O3 -std=c++17 -fmad=false -Isrc -Xcompiler -Wall,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) \
+  NVFLAGS := -O3 -std=c++17 -fmad=false -Isrc -Xfatbin -compress-all -Xcompiler -Wall,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) \
              -gencode arch=compute_$(lastword $(CUDA_ARCH)),code=compute_$(lastword $(CUDA_ARCH))
   CUDA_LIB := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(addprefix $(patsubst %/bin/nvcc,%,$(NVCC)),/lib64 /lib /lib/x86_64-linux-gnu))))
   override CPPFLAGS += -DNIBBLE_CUDA
@@ -135,7 +136,7 @@ $(B)/src/kern/%_ref_fma.o: src/kern/%_ref.c $(B)/flags
 $(B)/%.cu.o: %.cu $(B)/nvflags
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  NVCC $<")
-	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(CCACHE) $(NVCC) $(NVFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(B)/nvflags: FORCE
 	@mkdir -p $(@D); printf '%s\n' '$(NVCC) $(NVFLAGS)' > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 

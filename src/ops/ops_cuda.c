@@ -332,11 +332,13 @@ static void head_group(ops *o, int32_t *ids, float *logits, float *extra, cuda_h
             gpu_upload(g, m.allowed, mask, (size_t)rows * words * sizeof *mask);
             free(mask);
         }
-        if (k > 0) gpu_top(g, m.ids, m.values, m.finite, m.logits, masked ? m.allowed : NULL, hidden, rows, n, cols, k);
+        if (k > 0)
+            gpu_top(g, m.ids, m.values, m.finite, m.logits, masked ? m.allowed : NULL, hidden, rows, n, cols, k);
+        else
+            gpu_finite(g, m.finite, hidden, rows, cols);
         for (int r = 0, at = 0; q && r < rows; r++)
             for (int i = 0; i < q[r].n_extra; i++, at++)
                 gpu_copy(g, m.extra + at, m.logits + (int64_t)r * n + q[r].extra[i], sizeof(float));
-        else gpu_finite(g, m.finite, hidden, rows, cols);
         gpu_download(g, finite, m.finite, (size_t)rows * sizeof *finite);
         if (k > 0) {
             gpu_download(g, ids, m.ids, (size_t)rows * (size_t)k * sizeof *ids);

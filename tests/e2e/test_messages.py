@@ -23,6 +23,8 @@ NOT_PROVOKED = {
     "E-QUANT-LOST",  # the loader refuses such a source first
     "E-DIST-PEER",  # a rank that fails without ending the job: mpirun ends it
     "E-OPS-DEVICE",  # the command line knows the devices; only programs that embed the engine can name another
+    "E-CUDA-ARCH", "E-CUDA-DEVICE", "E-CUDA-FAILED", "E-CUDA-SHAPE",  # a GPU is needed, or an odd one
+    "E-CUDA-BUILD", "E-CUDA-DRIVER",  # one of them, by the build: tests/cli/common.cases
     "E-FILE-READ", "E-CMD-STDIN",  # a regular file or pipe whose read fails
 }
 
