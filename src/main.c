@@ -20,6 +20,7 @@ static const struct command {
     { "requant-mtp", "add, replace or take out the draft head of an export", cmd_requant_mtp },
     { "tokenize", "text to token ids", cmd_tokenize },
     { "detokenize", "token ids to text", cmd_detokenize },
+    { "eval", "quality with error bars: KL, perplexity", cmd_eval },
     { "bench", "speed beside what the memory allows", cmd_bench },
     { "render", "what the chat template makes of a request", cmd_render },
 };

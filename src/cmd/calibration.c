@@ -178,7 +178,7 @@ static char *bundled(const char *name, err *e) {
     return NULL;
 }
 
-static bool load_data(calib_data *d, const calib_args *o, const char *src, err *e) {
+bool calibration_data(calib_data *d, const calib_args *o, const char *src, err *e) {
     const calib_source s = {
         .model_dir = src, .samples = o->samples, .seq = o->seq, .seed = (uint64_t)o->seed, .cancel = cmd_interrupt_all()
     };
@@ -232,7 +232,7 @@ bool calibrate(amax_table *t, char *what, size_t n, const calib_args *o, const c
     calib_report report;
     progress bar = progress_begin("calibrate");
     bar.d = o->d;
-    if (!load_data(&data, o, src, e)) return false;
+    if (!calibration_data(&data, o, src, e)) return false;
     if (o->d && !dist_same(o->d, data_hash(&data), "calibration data", e)) return calib_data_free(&data), false;
     const calib_options opt = { .ops = cmd_ops_options(),
                                 .max_ram_bytes = o->max_ram,

@@ -49,6 +49,9 @@ NODISCARD bool calib_args_check_save(const calib_args *a, err *e);
 /* "calibrated", "borrow", "generous:4": for the provenance. */
 void calib_args_scales_text(char *out, size_t n, const calib_args *a);
 
+/* The sequences that calib, calib_ids, samples, seq and seed of `a` ask for (nothing: the built-in corpus), in src's tokens. */
+NODISCARD bool calibration_data(calib_data *d, const calib_args *a, const char *src, err *e);
+
 /* Run the model in `src` over the data that was asked for (default: the built-in corpus) and collect its maxima; with
  * `head` those of the draft head for both draft steps too. what[n] tells of the data. Errors: those of calib_run and
  * calib_data_*; E-QUANT-CORPUS; E-DIST-DIFFERS (ranks have other data). */

@@ -16,6 +16,8 @@
 void calib_data_add(calib_data *d, const int32_t *tokens, size_t n) {
     if (n == 0) return;
     d->v = xrealloc(d->v, (size_t)(d->n + 1) * sizeof *d->v);
+    d->kind = xrealloc(d->kind, (size_t)(d->n + 1) * sizeof *d->kind);
+    d->kind[d->n][0] = 0;
     id_list *one = &d->v[d->n++];
     *one = (id_list){ .v = xmalloc(n * sizeof *tokens), .n = n, .cap = n };
     memcpy(one->v, tokens, n * sizeof *tokens);
@@ -25,6 +27,7 @@ void calib_data_add(calib_data *d, const int32_t *tokens, size_t n) {
 void calib_data_free(calib_data *d) {
     for (int i = 0; i < d->n; i++) ids_free(&d->v[i]);
     free(d->v);
+    free(d->kind);
     *d = (calib_data){ 0 };
 }
 

@@ -11,8 +11,11 @@
 #include "engine/engine.h"
 #include "quant/amax.h"
 
+enum { CALIB_KIND = 16 };
+
 typedef struct calib_data { /* token sequences; calib_data_free */
     id_list *v;
+    char (*kind)[CALIB_KIND]; /* [n] what sort of text it is ("code", "math"), "" when its line does not say */
     int n;
     int64_t tokens;
     char what[200]; /* for the export's provenance: "built-in corpus, 64 samples, 20480 tokens" */

@@ -62,6 +62,14 @@ static const json *complete_request(arena *mem, const json *v) {
     return whole;
 }
 
+/* "kind" or "class" of a line goes with the sequence that it became. */
+static void name_kind(calib_data *d, int before, const json *v) {
+    const json *kind = json_get(v, "kind");
+    if (!kind) kind = json_get(v, "class");
+    for (int i = before; i < d->n && json_is(kind, JSON_STRING); i++)
+        snprintf(d->kind[i], sizeof d->kind[i], STR_FMT, STR_ARG(json_str(kind)));
+}
+
 static bool add_line(reader *r, arena *mem, const json *v, const char *path, int line, err *e) {
     const json *text = json_is(v, JSON_STRING) ? v : json_get(v, "text");
     if (json_is(text, JSON_STRING)) return add_text(r, json_str(text), false, e);
@@ -91,7 +99,9 @@ static bool add_lines(reader *r, str text, const char *path, err *e) {
         err mine = { 0 };
         bool ok = json_parse(&v, &mem, one, path, NULL, &mine);
         if (!ok) fail(e, ERR_INPUT, "E-CALIB-LINE", "%s: line %d: %s", path, line, mine.msg);
+        const int before = r->out->n;
         ok = ok && add_line(r, &mem, v, path, line, e);
+        name_kind(r->out, before, v);
         arena_free(&mem);
         if (!ok) return false;
     }

@@ -1,0 +1,92 @@
+/* nibble eval: finds the kind of evaluation. */
+#include "cmd/eval.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+static const struct {
+    const char *name, *about;
+    cmd_fn *run;
+} kinds[] = {
+    { "kl", "KL divergence, agreement and perplexity against a reference model or its saved logits", eval_kl },
+    { "ppl", "perplexity of one model", eval_ppl },
+};
+
+static void help(FILE *to) {
+    fputs("usage: nibble eval KIND [options] ...\n\nNumbers with error bars: is the quantized model still the same model?\n\n", to);
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++) fprintf(to, "  %-8s %s\n", kinds[i].name, kinds[i].about);
+    fputs("\n`nibble eval KIND --help` says more.\n\nexamples:\n  nibble eval kl MODEL-NVFP4 --against MODEL\n", to);
+}
+
+int cmd_eval(int argc, char **argv, err *e) {
+    const char *names[ARRAY_LEN(kinds)];
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
+        names[i] = kinds[i].name;
+        if (argc > 1 && strcmp(argv[1], names[i]) == 0) return kinds[i].run(argc - 1, argv + 1, e);
+    }
+    if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) return help(stdout), 0;
+    const char *near = argc > 1 ? args_nearest(argv[1], names, (int)ARRAY_LEN(kinds)) : NULL;
+    fail(e, ERR_USAGE, "E-USAGE", "eval: %s%.40s%s%s%s (nibble eval --help lists the kinds)", argc > 1 ? "no kind " : "what kind?",
+         argc > 1 ? argv[1] : "", near ? "; did you mean `" : "", near ? near : "", near ? "`?" : "");
+    return 2;
+}
+
+/* ---- progress ---- */
+
+eval_progress eval_progress_begin(void) {
+    return (eval_progress){ .start = clock_seconds(), .tty = isatty(STDERR_FILENO) && !cmd_common()->quiet };
+}
+
+void eval_progress_show(eval_progress *p, const char *what, int64_t done, int64_t total) {
+    const double now = clock_seconds();
+    if (!p->tty || (now - p->last < 0.2 && done < total)) return;
+    p->last = now;
+    p->shown = true;
+    const double left = done > 0 ? (now - p->start) * (double)(total - done) / (double)done : 0;
+    fprintf(stderr, "\r\033[K%s: %lld of %lld, %.0f s left", what, (long long)done, (long long)total, left);
+    fflush(stderr);
+}
+
+void eval_progress_end(eval_progress *p) {
+    if (p->shown) fputs("\r\033[K", stderr);
+    p->shown = false;
+}
+
+/* ---- figures ---- */
+
+void eval_json_interval(buf *b, const char *key, stat_interval v) {
+    buf_printf(b, "\"%s\":[", key);
+    json_write_double(b, v.value);
+    buf_byte(b, ',');
+    json_write_double(b, v.lo);
+    buf_byte(b, ',');
+    json_write_double(b, v.hi);
+    buf_byte(b, ']');
+}
+
+void eval_table_interval(bench_table *t, stat_interval v, int digits) {
+    char text[40] = "-";
+    if (!isnan(v.lo)) snprintf(text, sizeof text, "%.*f to %.*f", digits, v.lo, digits, v.hi);
+    bench_number(t, v.value);
+    bench_text(t, text);
+}
+
+static const char *act_name(const engine *g) {
+    return !g->w.quantized ? "none" : g->n.act == ACT_AUTO ? "as exported" : cmd_act_choices[g->n.act];
+}
+
+void eval_describe(char *out, size_t n, const engine *g) {
+    snprintf(out, n, "%s (%s, KV %s, input quantization %s)", g->files.dir, g->w.quantized ? "quantized" : "plain", dtype_name(g->kv_type),
+             act_name(g));
+}
+
+void eval_json_model(buf *b, const char *key, const engine *g) {
+    buf_printf(b, "\"%s\":{\"path\":", key);
+    json_write_str(b, str_of(g->files.dir));
+    buf_printf(b, ",\"quantized\":%s,\"kv\":\"%s\",\"act\":\"%s\",\"device\":\"%s\",\"isa\":\"%s\",\"threads\":%d}",
+               g->w.quantized ? "true" : "false", dtype_name(g->kv_type), act_name(g), g->o->device, g->o->isa, g->o->threads);
+}
