@@ -10,6 +10,8 @@ enum { BENCH_MAX_LIST = 16, BENCH_MAX_REPEAT = 99 };
 typedef struct bench_list { /* "0,1024,4096" */
     int v[BENCH_MAX_LIST], n;
 } bench_list;
+/* "0,1024,4096": numbers within [lo, hi], none twice, at most BENCH_MAX_LIST. Error: E-USAGE (names the option). */
+NODISCARD bool bench_read_list(bench_list *out, const char *option, const char *text, int lo, int hi, err *e);
 
 typedef struct bench_options {
     const char *dir;       /* NULL with a synthetic model */
@@ -72,7 +74,7 @@ double bench_macs(const engine *g);
 
 /* ---- tables ---- */
 
-enum { BENCH_MAIN = 1, BENCH_PARTS = 2 }; /* which table of the terminal shows a column; JSON and CSV have all */
+enum { BENCH_MAIN = 1, BENCH_PARTS = 2, BENCH_HIDDEN = 4 }; /* which table of the terminal shows a column; JSON and CSV have all */
 
 typedef struct bench_column {
     const char *name, *head; /* in JSON and CSV; on the terminal */
@@ -94,6 +96,7 @@ void bench_table_free(bench_table *t);
 
 /* Everything said besides the table: lines on the terminal, members of the JSON object. */
 typedef struct bench_report {
+    const char *command; /* "bench" when NULL: of the schema and the heading */
     const char *what;
     bench_table table;
     buf lines, members, notes;

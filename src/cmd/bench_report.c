@@ -109,14 +109,17 @@ bool bench_report_write(bench_report *r, const bench_options *o, err *e) {
     buf b = { 0 };
     bool ok = true;
     if (cmd_common()->json) {
-        buf_printf(&b, "{\"schema\":\"nibble.bench/1\",\"bench\":\"%s\"," STR_FMT ",\"notes\":[" STR_FMT "],\"rows\":[",
-                   r->what, STR_ARG(buf_view(&r->members)), STR_ARG(buf_view(&r->notes)));
+        if (r->command)
+            buf_printf(&b, "{\"schema\":\"nibble.%s.%s/1\",", r->command, r->what);
+        else
+            buf_printf(&b, "{\"schema\":\"nibble.bench/1\",\"bench\":\"%s\",", r->what);
+        buf_printf(&b, STR_FMT ",\"notes\":[" STR_FMT "],\"rows\":[", STR_ARG(buf_view(&r->members)), STR_ARG(buf_view(&r->notes)));
         json_rows(&b, &r->table);
         buf_puts(&b, "]}\n");
         fwrite(b.p, 1, b.n, stdout);
         buf_clear(&b);
     } else {
-        printf("bench %s: " STR_FMT "\n", r->what, STR_ARG(buf_view(&r->lines)));
+        printf("%s %s: " STR_FMT "\n", r->command ? r->command : "bench", r->what, STR_ARG(buf_view(&r->lines)));
         bench_table_print(&r->table, BENCH_MAIN);
         int parts = 0;
         for (int c = 0; c < r->table.n_cols; c++) parts |= r->table.cols[c].tables == BENCH_PARTS;

@@ -161,8 +161,7 @@ void calib_args_options(arg_opt *opts, calib_args *a) {
 
 /* ---- calibration ---- */
 
-/* "share/nibble/NAME" beside an installed program, "assets/NAME" in a source tree: next to the embedded model. */
-static char *bundled(const char *name, err *e) {
+char *calibration_bundled(const char *name, err *e) {
     const char *dir;
     const arg_strings none = { 0 };
     const int level = log_level();
@@ -185,7 +184,7 @@ bool calibration_data(calib_data *d, const calib_args *o, const char *src, err *
     if (o->calib_ids) return calib_data_ids(d, o->calib_ids, o->samples, o->seq, e);
     const bool self = o->calib && strcmp(o->calib, "self") == 0;
     char *path =
-        o->calib && !self ? xstrdup(o->calib) : bundled(self ? "calibration-prompts.jsonl" : "calibration.jsonl", e);
+        o->calib && !self ? xstrdup(o->calib) : calibration_bundled(self ? "calibration-prompts.jsonl" : "calibration.jsonl", e);
     if (!path) return false;
     const ops_options backend = cmd_ops_options();
     const bool ok = self ? calib_data_self(d, &s, path, &backend, e)
@@ -196,7 +195,7 @@ bool calibration_data(calib_data *d, const calib_args *o, const char *src, err *
 
 bool calibration_kl_texts(calib_data *d, const char *src, err *e) {
     const calib_source s = { .model_dir = src, .samples = KL_TEXTS, .seq = KL_TOKENS, .cancel = cmd_interrupt_all() };
-    char *path = bundled("calibration-prompts.jsonl", e);
+    char *path = calibration_bundled("calibration-prompts.jsonl", e);
     if (!path) return false;
     const ops_options backend = cmd_ops_options();
     const bool ok = calib_data_self(d, &s, path, &backend, e);

@@ -49,6 +49,9 @@ NODISCARD bool calib_args_check_save(const calib_args *a, err *e);
 /* "calibrated", "borrow", "generous:4": for the provenance. */
 void calib_args_scales_text(char *out, size_t n, const calib_args *a);
 
+/* A file that comes with the program: "share/nibble/NAME" beside an installed one, "assets/NAME" in a source tree, next to the
+ * embedded model. NULL: E-QUANT-CORPUS. Owned by the caller. */
+char *calibration_bundled(const char *name, err *e);
 /* The sequences that calib, calib_ids, samples, seq and seed of `a` ask for (nothing: the built-in corpus), in src's tokens. */
 NODISCARD bool calibration_data(calib_data *d, const calib_args *a, const char *src, err *e);
 

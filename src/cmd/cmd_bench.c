@@ -4,8 +4,7 @@
 
 #include "cmd/bench.h"
 
-/* "0,1024,4096": numbers within [lo, hi], none twice, at most BENCH_MAX_LIST. */
-static bool read_list(bench_list *out, const char *option, const char *text, int lo, int hi, err *e) {
+bool bench_read_list(bench_list *out, const char *option, const char *text, int lo, int hi, err *e) {
     *out = (bench_list){ .n = 0 };
     for (const char *at = text;; at++) {
         char *end = NULL;
@@ -55,10 +54,10 @@ static bool check_options(bench_options *o, const lists *l, bench_kind k, bool h
                         kinds[own[i].of].name);
     if (o->layers && o->synthetic < 0)
         return fail(e, ERR_USAGE, "E-USAGE", "bench %s: --layers goes with --synthetic", kinds[k].name);
-    if (!read_list(&o->frontier, "frontier", l->frontier ? l->frontier : "0,1024", 0, 1 << 20, e) ||
-        !read_list(&o->depth, "depth", l->depth ? l->depth : "0,2", 0, ENGINE_MAX_DRAFT, e) ||
-        !read_list(&o->prompt, "prompt", l->prompt ? l->prompt : "128,512", 1, 1 << 20, e) ||
-        !read_list(&o->rows, "rows", l->rows ? l->rows : "1,3,4,8,16,128,512", 1, 1 << 14, e))
+    if (!bench_read_list(&o->frontier, "frontier", l->frontier ? l->frontier : "0,1024", 0, 1 << 20, e) ||
+        !bench_read_list(&o->depth, "depth", l->depth ? l->depth : "0,2", 0, ENGINE_MAX_DRAFT, e) ||
+        !bench_read_list(&o->prompt, "prompt", l->prompt ? l->prompt : "128,512", 1, 1 << 20, e) ||
+        !bench_read_list(&o->rows, "rows", l->rows ? l->rows : "1,3,4,8,16,128,512", 1, 1 << 14, e))
         return false;
     for (int i = 1; i < o->frontier.n; i++)
         if (o->frontier.v[i] < o->frontier.v[i - 1])

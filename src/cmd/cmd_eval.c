@@ -3,10 +3,12 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "cmd/calibration.h"
 
 static const struct {
     const char *name, *about;
@@ -14,6 +16,8 @@ static const struct {
 } kinds[] = {
     { "kl", "KL divergence, agreement and perplexity against a reference model or its saved logits", eval_kl },
     { "ppl", "perplexity of one model", eval_ppl },
+    { "accept", "accept length of the draft head by workload, depth and concurrency", eval_accept },
+    { "ab", "models or draft heads side by side: the same prompts and seeds, in turn", eval_ab },
 };
 
 static void help(FILE *to) {
@@ -54,6 +58,56 @@ void eval_progress_show(eval_progress *p, const char *what, int64_t done, int64_
 void eval_progress_end(eval_progress *p) {
     if (p->shown) fputs("\r\033[K", stderr);
     p->shown = false;
+}
+
+/* ---- prompts ---- */
+
+static bool add_work(eval_works *w, const char *text, const engine *g, int limit, int think, err *e) {
+    char name[32];
+    const char *eq = strchr(text, '='), *path = eq ? eq + 1 : text, *base = strrchr(path, '/');
+    if (w->n == EVAL_MAX_WORK) return fail(e, ERR_USAGE, "E-USAGE", "--data: at most %d workloads", EVAL_MAX_WORK);
+    if (eq)
+        snprintf(name, sizeof name, "%.*s", (int)(eq - text), text);
+    else
+        snprintf(name, sizeof name, "%s", base ? base + 1 : path);
+    const workload_options wo = { .limit = limit, .think = think };
+    if (!workload_read(&w->v[w->n], name, path, g->tok, g->tmpl, &wo, e)) return false;
+    w->n++;
+    return true;
+}
+
+bool eval_read_works(eval_works *w, const arg_strings *data, const engine *g, int limit, int think, err *e) {
+    for (int i = 0; i < data->n; i++)
+        if (!add_work(w, data->v[i], g, limit, think, e)) return false;
+    if (w->n) return true;
+    char *prompts = calibration_bundled("calibration-prompts.jsonl", e);
+    if (!prompts) return false;
+    buf text = { 0 };
+    buf_printf(&text, "built-in=%s", prompts);
+    const bool ok = add_work(w, text.p, g, limit, think, e);
+    buf_free(&text);
+    free(prompts);
+    return ok;
+}
+
+void eval_works_free(eval_works *w) {
+    for (int i = 0; i < w->n; i++) workload_free(&w->v[i]);
+    w->n = 0;
+}
+
+/* ---- sampling ---- */
+
+bool eval_model_sampling(sampler_params *out, const engine *g, err *e) {
+    cmd_sampling s;
+    arg_opt opts[CMD_SAMPLING_OPTIONS];
+    cmd_sampling_options(opts, &s);
+    const bool ok = cmd_sampler(out, &s, g, e);
+    out->bias = NULL; /* borrowed from s, and nobody asked for any */
+    out->n_bias = 0;
+    out->stop_ids = NULL;
+    out->n_stop_ids = out->min_tokens = 0;
+    cmd_sampling_free(&s);
+    return ok;
 }
 
 /* ---- figures ---- */

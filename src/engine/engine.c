@@ -30,6 +30,7 @@ static bool open_model(engine *g, const char *dir, const engine_options *opt, er
     if (!ckpt_open(&g->files, dir, e)) return false;
     if (!config_read(&g->config, g->files.config, g->files.generation, g->files.dir, e)) return false;
     if (!weights_bind(&g->w, &g->files, &g->config, e)) return false;
+    if (opt->edit) opt->edit(opt->edit_ctx, &g->w);
     if (!opt->no_text && !open_text(g, g->files.dir, opt->need_text, e)) return false;
     return ops_open(&g->o, &opt->ops, e);
 }
