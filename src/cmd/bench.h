@@ -74,7 +74,11 @@ double bench_macs(const engine *g);
 
 /* ---- tables ---- */
 
-enum { BENCH_MAIN = 1, BENCH_PARTS = 2, BENCH_HIDDEN = 4 }; /* which table of the terminal shows a column; JSON and CSV have all */
+enum {
+    BENCH_MAIN = 1,
+    BENCH_PARTS = 2,
+    BENCH_HIDDEN = 4
+}; /* which table of the terminal shows a column; JSON and CSV have all */
 
 typedef struct bench_column {
     const char *name, *head; /* in JSON and CSV; on the terminal */

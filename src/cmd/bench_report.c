@@ -113,7 +113,8 @@ bool bench_report_write(bench_report *r, const bench_options *o, err *e) {
             buf_printf(&b, "{\"schema\":\"nibble.%s.%s/1\",", r->command, r->what);
         else
             buf_printf(&b, "{\"schema\":\"nibble.bench/1\",\"bench\":\"%s\",", r->what);
-        buf_printf(&b, STR_FMT ",\"notes\":[" STR_FMT "],\"rows\":[", STR_ARG(buf_view(&r->members)), STR_ARG(buf_view(&r->notes)));
+        buf_printf(&b, STR_FMT ",\"notes\":[" STR_FMT "],\"rows\":[", STR_ARG(buf_view(&r->members)),
+                   STR_ARG(buf_view(&r->notes)));
         json_rows(&b, &r->table);
         buf_puts(&b, "]}\n");
         fwrite(b.p, 1, b.n, stdout);

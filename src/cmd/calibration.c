@@ -183,8 +183,8 @@ bool calibration_data(calib_data *d, const calib_args *o, const char *src, err *
     };
     if (o->calib_ids) return calib_data_ids(d, o->calib_ids, o->samples, o->seq, e);
     const bool self = o->calib && strcmp(o->calib, "self") == 0;
-    char *path =
-        o->calib && !self ? xstrdup(o->calib) : calibration_bundled(self ? "calibration-prompts.jsonl" : "calibration.jsonl", e);
+    char *path = o->calib && !self ? xstrdup(o->calib)
+                                   : calibration_bundled(self ? "calibration-prompts.jsonl" : "calibration.jsonl", e);
     if (!path) return false;
     const ops_options backend = cmd_ops_options();
     const bool ok = self ? calib_data_self(d, &s, path, &backend, e)

@@ -21,7 +21,9 @@ static const struct {
 };
 
 static void help(FILE *to) {
-    fputs("usage: nibble eval KIND [options] ...\n\nNumbers with error bars: is the quantized model still the same model?\n\n", to);
+    fputs("usage: nibble eval KIND [options] ...\n\nNumbers with error bars: is the quantized model still the same "
+          "model?\n\n",
+          to);
     for (size_t i = 0; i < ARRAY_LEN(kinds); i++) fprintf(to, "  %-8s %s\n", kinds[i].name, kinds[i].about);
     fputs("\n`nibble eval KIND --help` says more.\n\nexamples:\n  nibble eval kl MODEL-NVFP4 --against MODEL\n", to);
 }
@@ -34,8 +36,9 @@ int cmd_eval(int argc, char **argv, err *e) {
     }
     if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) return help(stdout), 0;
     const char *near = argc > 1 ? args_nearest(argv[1], names, (int)ARRAY_LEN(kinds)) : NULL;
-    fail(e, ERR_USAGE, "E-USAGE", "eval: %s%.40s%s%s%s (nibble eval --help lists the kinds)", argc > 1 ? "no kind " : "what kind?",
-         argc > 1 ? argv[1] : "", near ? "; did you mean `" : "", near ? near : "", near ? "`?" : "");
+    fail(e, ERR_USAGE, "E-USAGE", "eval: %s%.40s%s%s%s (nibble eval --help lists the kinds)",
+         argc > 1 ? "no kind " : "what kind?", argc > 1 ? argv[1] : "", near ? "; did you mean `" : "",
+         near ? near : "", near ? "`?" : "");
     return 2;
 }
 
@@ -134,13 +137,14 @@ static const char *act_name(const engine *g) {
 }
 
 void eval_describe(char *out, size_t n, const engine *g) {
-    snprintf(out, n, "%s (%s, KV %s, input quantization %s)", g->files.dir, g->w.quantized ? "quantized" : "plain", dtype_name(g->kv_type),
-             act_name(g));
+    snprintf(out, n, "%s (%s, KV %s, input quantization %s)", g->files.dir, g->w.quantized ? "quantized" : "plain",
+             dtype_name(g->kv_type), act_name(g));
 }
 
 void eval_json_model(buf *b, const char *key, const engine *g) {
     buf_printf(b, "\"%s\":{\"path\":", key);
     json_write_str(b, str_of(g->files.dir));
     buf_printf(b, ",\"quantized\":%s,\"kv\":\"%s\",\"act\":\"%s\",\"device\":\"%s\",\"isa\":\"%s\",\"threads\":%d}",
-               g->w.quantized ? "true" : "false", dtype_name(g->kv_type), act_name(g), g->o->device, g->o->isa, g->o->threads);
+               g->w.quantized ? "true" : "false", dtype_name(g->kv_type), act_name(g), g->o->device, g->o->isa,
+               g->o->threads);
 }

@@ -1,6 +1,6 @@
 /* eval.h - what the parts of `nibble eval` share. Each kind has its own options, as a command of its own. */
-#ifndef NIBBLE_CMD_EVAL_H
-#define NIBBLE_CMD_EVAL_H
+#ifndef NIBBLE_EVAL_H
+#define NIBBLE_EVAL_H
 
 #include "cmd/bench.h"
 #include "eval/batch.h"

@@ -55,7 +55,8 @@ static bool run_self(const char *const *args, err *e) {
     posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
     const int failed = posix_spawn(&child, "/proc/self/exe", &files, NULL, (char *const *)(uintptr_t)argv, environ);
     posix_spawn_file_actions_destroy(&files);
-    while (!failed && waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+    while (!failed && waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
     const bool ok = !failed && WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (!ok && !failed && WIFEXITED(status) && WEXITSTATUS(status) == 130)
         fail(e, ERR_INTERRUPTED, "E-EVAL-STOPPED", "eval: stopped");
@@ -70,7 +71,8 @@ static bool make_dir(head_set *h, const options *o, err *e) {
     h->dir = o->work ? xstrdup(o->work) : path_join(tmp && *tmp ? tmp : "/var/tmp", "nibble-heads-XXXXXX");
     h->made_dir = !o->work;
     if (o->work ? mkdir(h->dir, 0777) == 0 : mkdtemp(h->dir) != NULL) return true;
-    fail(e, ERR_INPUT, "E-EVAL-HEADS", "%s: cannot be made: %s (--work DIR names a folder that does not exist yet)", h->dir, strerror(errno));
+    fail(e, ERR_INPUT, "E-EVAL-HEADS", "%s: cannot be made: %s (--work DIR names a folder that does not exist yet)",
+         h->dir, strerror(errno));
     free(h->dir);
     h->dir = NULL;
     return false;
@@ -84,13 +86,26 @@ static bool make_heads(head_set *h, const options *o, err *e) {
     const char *samples = o->samples ? o->samples : "128";
     bool ok;
     if (o->trunk)
-        ok = run_self((const char *[]){ "requant-mtp", o->trunk, "--source", o->heads, "--mtp", "bf16", "-o", h->path[0], NULL }, e) &&
-             run_self((const char *[]){ "requant-mtp", o->trunk, "--source", o->heads, "--samples", samples, "--save-amax", amax, "-o", h->path[1], NULL }, e);
+        ok = run_self((const char *[]){ "requant-mtp", o->trunk, "--source", o->heads, "--mtp", "bf16", "-o",
+                                        h->path[0], NULL },
+                      e) &&
+             run_self((const char *[]){ "requant-mtp", o->trunk, "--source", o->heads, "--samples", samples,
+                                        "--save-amax", amax, "-o", h->path[1], NULL },
+                      e);
     else
-        ok = run_self((const char *[]){ "quantize", o->heads, "-o", h->path[1], "--samples", samples, "--save-amax", amax, NULL }, e) &&
-             run_self((const char *[]){ "requant-mtp", h->path[1], "--source", o->heads, "--mtp", "bf16", "-o", h->path[0], NULL }, e);
-    ok = ok && run_self((const char *[]){ "requant-mtp", h->path[1], "--source", o->heads, "--mtp-scales", "generous", "-o", h->path[2], NULL }, e) &&
-         run_self((const char *[]){ "requant-mtp", h->path[1], "--source", o->heads, "--mtp-scales", "borrow", "--amax", amax, "-o", h->path[3], NULL }, e);
+        ok = run_self((const char *[]){ "quantize", o->heads, "-o", h->path[1], "--samples", samples, "--save-amax",
+                                        amax, NULL },
+                      e) &&
+             run_self((const char *[]){ "requant-mtp", h->path[1], "--source", o->heads, "--mtp", "bf16", "-o",
+                                        h->path[0], NULL },
+                      e);
+    ok = ok &&
+         run_self((const char *[]){ "requant-mtp", h->path[1], "--source", o->heads, "--mtp-scales", "generous", "-o",
+                                    h->path[2], NULL },
+                  e) &&
+         run_self((const char *[]){ "requant-mtp", h->path[1], "--source", o->heads, "--mtp-scales", "borrow", "--amax",
+                                    amax, "-o", h->path[3], NULL },
+                  e);
     free(amax);
     return ok;
 }
@@ -121,13 +136,20 @@ static int head_arms(arm *arms, const head_set *h) {
 /* ---- the table ---- */
 
 static const bench_column columns[] = {
-    { "arm", "arm", -1, 1 },           { "formats", "draft head", -1, 1 },
-    { "tokens", "tokens", 0, 1 },      { "rounds", "rounds", 0, 1 },
-    { "accept_length", "accept", 3, 1 }, { "accept_length_95", "95 %", -1, 1 },
-    { "difference", "less first", 3, 1 }, { "difference_95", "95 %", -1, 1 },
-    { "rate_1", "1st", 3, 1 },         { "rate_2", "2nd", 3, 1 },
-    { "tokens_per_second", "tokens/s", 1, 1 }, { "tokens_per_second_95", "95 %", -1, BENCH_HIDDEN },
-    { "speed_difference", "less first", 1, 1 }, { "speed_difference_95", "95 %", -1, 1 },
+    { "arm", "arm", -1, 1 },
+    { "formats", "draft head", -1, 1 },
+    { "tokens", "tokens", 0, 1 },
+    { "rounds", "rounds", 0, 1 },
+    { "accept_length", "accept", 3, 1 },
+    { "accept_length_95", "95 %", -1, 1 },
+    { "difference", "less first", 3, 1 },
+    { "difference_95", "95 %", -1, 1 },
+    { "rate_1", "1st", 3, 1 },
+    { "rate_2", "2nd", 3, 1 },
+    { "tokens_per_second", "tokens/s", 1, 1 },
+    { "tokens_per_second_95", "95 %", -1, BENCH_HIDDEN },
+    { "speed_difference", "less first", 1, 1 },
+    { "speed_difference_95", "95 %", -1, 1 },
     { "different_outputs", "other outputs", 0, 1 },
 };
 
@@ -138,7 +160,8 @@ static void table_row(bench_table *t, const arm *a, const arm_figures *f) {
     bench_number(t, (double)f->rounds);
     eval_table_interval(t, f->accept, 3);
     eval_table_interval(t, f->accept_difference, 3);
-    for (int k = 0; k < 2; k++) bench_number(t, f->drafted_at[k] ? (double)f->accepted_at[k] / (double)f->drafted_at[k] : NAN);
+    for (int k = 0; k < 2; k++)
+        bench_number(t, f->drafted_at[k] ? (double)f->accepted_at[k] / (double)f->drafted_at[k] : NAN);
     eval_table_interval(t, f->rate, 1);
     eval_table_interval(t, f->rate_difference, 1);
     bench_number(t, f->different);
@@ -150,27 +173,38 @@ typedef struct state {
     int different;
 } state;
 
-static void on_prompt(void *ctx, int done, int total) { eval_progress_show(&((state *)ctx)->p, "answers", done, total); }
+static void on_prompt(void *ctx, int done, int total) {
+    eval_progress_show(&((state *)ctx)->p, "answers", done, total);
+}
 
-static bool measure(state *s, arm *arms, int n, const options *o, const engine_options *eo, bool one_at_a_time, err *e) {
+static bool measure(state *s, arm *arms, int n, const options *o, const engine_options *eo, bool one_at_a_time,
+                    err *e) {
     engine *g = NULL;
     eval_works *works = xcalloc(1, sizeof *works);
     sampler_params sampling = { 0 };
     /* The prompts are made once, by the first arm's tokenizer and template. */
     bool ok = engine_open(&g, arms[0].dir, eo, e) && eval_read_works(works, &o->data, g, o->limit, o->think, e) &&
               (!o->sampled || eval_model_sampling(&sampling, g, e));
-    if (ok && works->n > 1) ok = fail(e, ERR_USAGE, "E-USAGE", "eval ab: one --data (run it again for another workload)");
+    if (ok && works->n > 1)
+        ok = fail(e, ERR_USAGE, "E-USAGE", "eval ab: one --data (run it again for another workload)");
     if (ok) {
         const bool fits = g->plan.total_bytes * n < memory_available() + g->plan.total_bytes;
         bench_machine(&s->report, arms[0].dir, g->o);
         if (!fits || one_at_a_time)
-            bench_note(&s->report, "one arm after the other (%s): tokens/s of different arms are less comparable than in turn",
+            bench_note(&s->report,
+                       "one arm after the other (%s): tokens/s of different arms are less comparable than in turn",
                        fits ? "--one-at-a-time" : "all at once do not fit into memory");
         engine_close(g);
         g = NULL;
         sampling.seed = (uint64_t)o->seed;
-        arms_options ao = { .engine = *eo, .depth = o->depth, .max_tokens = o->max_tokens, .sampling = sampling, .one_at_a_time = !fits || one_at_a_time,
-                            .on_prompt = on_prompt, .ctx = s, .cancel = cmd_interrupt() };
+        arms_options ao = { .engine = *eo,
+                            .depth = o->depth,
+                            .max_tokens = o->max_tokens,
+                            .sampling = sampling,
+                            .one_at_a_time = !fits || one_at_a_time,
+                            .on_prompt = on_prompt,
+                            .ctx = s,
+                            .cancel = cmd_interrupt() };
         s->p = eval_progress_begin();
         ok = arms_run(arms, n, &works->v[0], &ao, e);
         eval_progress_end(&s->p);
@@ -180,8 +214,11 @@ static bool measure(state *s, arm *arms, int n, const options *o, const engine_o
             s->different += f.different;
         }
         if (ok)
-            bench_note(&s->report, "%d prompts of %s, %s, %d drafts per round, seed %lld; intervals: 95 %%, bootstrap over prompts, differences paired",
-                       works->v[0].n, works->v[0].name, o->sampled ? "sampled as the model asks" : "greedy", o->depth, (long long)o->seed);
+            bench_note(&s->report,
+                       "%d prompts of %s, %s, %d drafts per round, seed %lld; intervals: 95 %%, bootstrap over "
+                       "prompts, differences paired",
+                       works->v[0].n, works->v[0].name, o->sampled ? "sampled as the model asks" : "greedy", o->depth,
+                       (long long)o->seed);
     }
     arms_free(arms, n, works->n ? works->v[0].n : 0);
     eval_works_free(works);
@@ -191,7 +228,8 @@ static bool measure(state *s, arm *arms, int n, const options *o, const engine_o
 }
 
 static int run(const options *o, const arg_strings *pos, bool one_at_a_time, err *e) {
-    state s = { .report = { .command = "eval", .what = "ab", .table = { .cols = columns, .n_cols = ARRAY_LEN(columns) } } };
+    state s = { .report = {
+                    .command = "eval", .what = "ab", .table = { .cols = columns, .n_cols = ARRAY_LEN(columns) } } };
     arm arms[MAX_ARMS] = { 0 };
     head_set heads = { 0 };
     int n = pos->n, rows;
@@ -201,16 +239,33 @@ static int run(const options *o, const arg_strings *pos, bool one_at_a_time, err
         ok = make_heads(&heads, o, e);
         n = ok ? head_arms(arms, &heads) : 0;
     }
-    const engine_options eo = { .ops = cmd_ops_options(), .ctx = o->ctx, .kv = (kv_mode)o->kv, .act = (act_mode)o->act,
-                                .heads = { .draft_rows = rows }, .memory_bytes = o->memory, .need_text = false };
+    const engine_options eo = { .ops = cmd_ops_options(),
+                                .ctx = o->ctx,
+                                .kv = (kv_mode)o->kv,
+                                .act = (act_mode)o->act,
+                                .heads = { .draft_rows = rows },
+                                .memory_bytes = o->memory,
+                                .need_text = false };
     ok = ok && measure(&s, arms, n, o, &eo, one_at_a_time, e);
     if (ok) {
         const bench_options bo = { .csv = o->csv, .svg = o->svg };
-        static const bench_plot plot = { .title = "accept length", .x = "arm", .y = "accept length", .group_col = 0, .group2_col = -1, .x_col = 0,
-                                         .y_col = 4, .lo_col = -1, .hi_col = -1, .ref_col = -1, .bars = true };
+        static const bench_plot plot = { .title = "accept length",
+                                         .x = "arm",
+                                         .y = "accept length",
+                                         .group_col = 0,
+                                         .group2_col = -1,
+                                         .x_col = 0,
+                                         .y_col = 4,
+                                         .lo_col = -1,
+                                         .hi_col = -1,
+                                         .ref_col = -1,
+                                         .bars = true };
         if (o->heads)
-            bench_note(&s.report, s.different ? "FAILED: outputs differ although only the draft head does: speculation can be seen"
-                                              : "all outputs are identical, token by token: the head costs or gains speed and nothing else");
+            bench_note(
+                &s.report,
+                s.different
+                    ? "FAILED: outputs differ although only the draft head does: speculation can be seen"
+                    : "all outputs are identical, token by token: the head costs or gains speed and nothing else");
         ok = bench_report_write(&s.report, &bo, e) && (!o->svg || bench_plot_write(&s.report.table, &plot, &bo, e));
     }
     bench_report_free(&s.report);
@@ -223,36 +278,120 @@ int eval_ab(int argc, char **argv, err *e) {
     bool one = false;
     const arg_opt opts[] = {
         { .type = ARG_GROUP, .help = "Arms" },
-        { .type = ARG_STR, .name = "heads", .meta = "SRC", .dst = &o.heads, .none = "",
-          .help = "a BF16 model: one trunk, and draft heads BF16, calibrated, generous, with borrowed KV scales, with KV scales of 1.0, with wrong ones (a thousandth), and W4A16" },
-        { .type = ARG_STR, .name = "trunk", .meta = "EXPORT", .dst = &o.trunk, .none = "quantize SRC", .help = "with --heads: the export of SRC whose trunk is used" },
-        { .type = ARG_STR, .name = "samples", .meta = "N", .dst = &o.samples, .none = "128", .help = "with --heads: samples to calibrate with" },
-        { .type = ARG_STR, .name = "work", .meta = "DIR", .dst = &o.work, .none = "a temporary folder, removed again", .help = "with --heads: keep the exports in DIR" },
+        { .type = ARG_STR,
+          .name = "heads",
+          .meta = "SRC",
+          .dst = &o.heads,
+          .none = "",
+          .help = "a BF16 model: one trunk, and draft heads BF16, calibrated, generous, with borrowed KV scales, with "
+                  "KV scales of 1.0, with wrong ones (a thousandth), and W4A16" },
+        { .type = ARG_STR,
+          .name = "trunk",
+          .meta = "EXPORT",
+          .dst = &o.trunk,
+          .none = "quantize SRC",
+          .help = "with --heads: the export of SRC whose trunk is used" },
+        { .type = ARG_STR,
+          .name = "samples",
+          .meta = "N",
+          .dst = &o.samples,
+          .none = "128",
+          .help = "with --heads: samples to calibrate with" },
+        { .type = ARG_STR,
+          .name = "work",
+          .meta = "DIR",
+          .dst = &o.work,
+          .none = "a temporary folder, removed again",
+          .help = "with --heads: keep the exports in DIR" },
         { .type = ARG_FLAG, .name = "one-at-a-time", .dst = &one, .help = "one model in memory at a time" },
         { .type = ARG_GROUP, .help = "Workload" },
-        { .type = ARG_LIST, .name = "data", .meta = "[NAME=]FILE", .dst = &o.data, .none = "the built-in prompts", .help = "JSON lines with `question`, `prompt` or `messages`" },
-        { .type = ARG_INT, .name = "limit", .meta = "N", .dst = &o.limit, .lo = 0, .hi = INT32_MAX, .help = "prompts; 0 = all" },
-        { .type = ARG_INT, .name = "max-tokens", .key = 'n', .meta = "N", .dst = &o.max_tokens, .lo = 1, .hi = 1 << 20, .help = "longest answer" },
-        { .type = ARG_INT, .name = "depth", .meta = "N", .dst = &o.depth, .lo = 0, .hi = ENGINE_MAX_DRAFT, .help = "drafts per round" },
-        { .type = ARG_FLAG, .name = "sampled", .dst = &o.sampled, .help = "as generation_config.json says, instead of greedy" },
-        { .type = ARG_SET, .name = "think", .dst = &o.think, .value = 1, .none = "", .help = "let the model think first" },
+        { .type = ARG_LIST,
+          .name = "data",
+          .meta = "[NAME=]FILE",
+          .dst = &o.data,
+          .none = "the built-in prompts",
+          .help = "JSON lines with `question`, `prompt` or `messages`" },
+        { .type = ARG_INT,
+          .name = "limit",
+          .meta = "N",
+          .dst = &o.limit,
+          .lo = 0,
+          .hi = INT32_MAX,
+          .help = "prompts; 0 = all" },
+        { .type = ARG_INT,
+          .name = "max-tokens",
+          .key = 'n',
+          .meta = "N",
+          .dst = &o.max_tokens,
+          .lo = 1,
+          .hi = 1 << 20,
+          .help = "longest answer" },
+        { .type = ARG_INT,
+          .name = "depth",
+          .meta = "N",
+          .dst = &o.depth,
+          .lo = 0,
+          .hi = ENGINE_MAX_DRAFT,
+          .help = "drafts per round" },
+        { .type = ARG_FLAG,
+          .name = "sampled",
+          .dst = &o.sampled,
+          .help = "as generation_config.json says, instead of greedy" },
+        { .type = ARG_SET,
+          .name = "think",
+          .dst = &o.think,
+          .value = 1,
+          .none = "",
+          .help = "let the model think first" },
         { .type = ARG_SET, .name = "no-think", .dst = &o.think, .value = 0, .none = "", .help = "do not" },
-        { .type = ARG_INT64, .name = "seed", .meta = "N", .dst = &o.seed, .lo = 0, .hi = INT64_MAX, .help = "of sampling and of the bootstrap" },
+        { .type = ARG_INT64,
+          .name = "seed",
+          .meta = "N",
+          .dst = &o.seed,
+          .lo = 0,
+          .hi = INT64_MAX,
+          .help = "of sampling and of the bootstrap" },
         { .type = ARG_GROUP, .help = "Engine" },
-        { .type = ARG_INT, .name = "ctx", .meta = "N", .dst = &o.ctx, .lo = 1, .hi = 1 << 30, .help = "positions per sequence" },
+        { .type = ARG_INT,
+          .name = "ctx",
+          .meta = "N",
+          .dst = &o.ctx,
+          .lo = 1,
+          .hi = 1 << 30,
+          .help = "positions per sequence" },
         { .type = ARG_ENUM, .name = "kv", .dst = &o.kv, .choices = cmd_kv_choices, .help = "KV cache type" },
-        { .type = ARG_ENUM, .name = "act", .dst = &o.act, .choices = cmd_act_choices, .help = "inputs of quantized Linears" },
-        { .type = ARG_STR, .name = "draft-head", .meta = "full|N", .dst = &o.draft_head, .none = "65536 of a large vocabulary", .help = "rows of the output head that drafts come from" },
-        { .type = ARG_BYTES, .name = "memory", .meta = "SIZE", .dst = &o.memory, .lo = 1, .hi = INT64_MAX, .none = "what is available", .help = "refuse to plan for more" },
+        { .type = ARG_ENUM,
+          .name = "act",
+          .dst = &o.act,
+          .choices = cmd_act_choices,
+          .help = "inputs of quantized Linears" },
+        { .type = ARG_STR,
+          .name = "draft-head",
+          .meta = "full|N",
+          .dst = &o.draft_head,
+          .none = "65536 of a large vocabulary",
+          .help = "rows of the output head that drafts come from" },
+        { .type = ARG_BYTES,
+          .name = "memory",
+          .meta = "SIZE",
+          .dst = &o.memory,
+          .lo = 1,
+          .hi = INT64_MAX,
+          .none = "what is available",
+          .help = "refuse to plan for more" },
         { .type = ARG_GROUP, .help = "Output" },
         { .type = ARG_STR, .name = "csv", .meta = "FILE", .dst = &o.csv, .none = "", .help = "the table as CSV" },
         { .type = ARG_STR, .name = "svg", .meta = "FILE", .dst = &o.svg, .none = "", .help = "a plot as SVG" },
     };
     const arg_spec spec = { .usage = "eval ab [options] MODEL_A MODEL_B... | --heads SRC",
-                            .about = "Models side by side: the same prompts and seeds to every arm in turn. Accept length, its difference to the first arm's and "
-                                     "tokens/s with 95 % intervals; outputs are compared token by token. With --heads only the draft head differs, so outputs "
+                            .about = "Models side by side: the same prompts and seeds to every arm in turn. Accept "
+                                     "length, its difference to the first arm's and "
+                                     "tokens/s with 95 % intervals; outputs are compared token by token. With --heads "
+                                     "only the draft head differs, so outputs "
                                      "must be identical: exit 1 when they are not.",
-                            .opts = opts, .count = ARRAY_LEN(opts), .max_positional = MAX_ARMS,
+                            .opts = opts,
+                            .count = ARRAY_LEN(opts),
+                            .max_positional = MAX_ARMS,
                             .examples = "  nibble eval ab MODEL-NVFP4 MODEL-NVFP4-generous --data math=gsm8k.jsonl\n"
                                         "  nibble eval ab --heads Qwen3.6-35B-A3B --trunk Qwen3.6-35B-A3B-NVFP4\n" };
     arg_strings pos = { 0 };

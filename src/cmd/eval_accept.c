@@ -30,10 +30,22 @@ typedef struct state {
 /* ---- a cell of the sweep ---- */
 
 static const bench_column columns[] = {
-    { "workload", "workload", -1, 1 },    { "sampling", "sampling", -1, 1 }, { "concurrency", "seqs", 0, 1 },  { "depth", "depth", 0, 1 },
-    { "prompts", "prompts", 0, 1 },       { "tokens", "tokens", 0, 1 },      { "accept_length", "accept", 3, 1 }, { "accept_length_95", "95 %", -1, 1 },
-    { "rate_1", "1st", 3, 1 },            { "rate_2", "2nd", 3, 1 },         { "rate_3", "3rd", 3, 1 },        { "rate_4", "4th", 3, 1 },
-    { "rate_5", "5th", 3, 1 },            { "tokens_per_second", "tokens/s", 1, 1 }, { "gain", "x off", 2, 1 },  { "out_of_list", "out of list", 4, BENCH_HIDDEN },
+    { "workload", "workload", -1, 1 },
+    { "sampling", "sampling", -1, 1 },
+    { "concurrency", "seqs", 0, 1 },
+    { "depth", "depth", 0, 1 },
+    { "prompts", "prompts", 0, 1 },
+    { "tokens", "tokens", 0, 1 },
+    { "accept_length", "accept", 3, 1 },
+    { "accept_length_95", "95 %", -1, 1 },
+    { "rate_1", "1st", 3, 1 },
+    { "rate_2", "2nd", 3, 1 },
+    { "rate_3", "3rd", 3, 1 },
+    { "rate_4", "4th", 3, 1 },
+    { "rate_5", "5th", 3, 1 },
+    { "tokens_per_second", "tokens/s", 1, 1 },
+    { "gain", "x off", 2, 1 },
+    { "out_of_list", "out of list", 4, BENCH_HIDDEN },
     { "seconds", "seconds", 2, BENCH_HIDDEN },
 };
 
@@ -68,9 +80,17 @@ static bool run_cell(state *s, const cell *c, double *off, err *e) {
     double *num = xcalloc((size_t)n, sizeof *num), *den = xcalloc((size_t)n, sizeof *den), seconds;
     watch w = { eval_progress_begin(), n };
     for (int i = 0; i < n; i++)
-        items[i] = (batch_item){ .prompt = c->w->v[i].ids, .n_prompt = c->w->v[i].n, .sampling = sampling_of(s, c, i), .max_tokens = s->o->max_tokens };
-    const batch_options bo = { .concurrency = c->concurrency, .depth = c->depth, .stop_ids = g->config.stop_ids, .n_stop_ids = g->config.stop_count,
-                               .on_item = on_item, .ctx = &w, .cancel = cmd_interrupt() };
+        items[i] = (batch_item){ .prompt = c->w->v[i].ids,
+                                 .n_prompt = c->w->v[i].n,
+                                 .sampling = sampling_of(s, c, i),
+                                 .max_tokens = s->o->max_tokens };
+    const batch_options bo = { .concurrency = c->concurrency,
+                               .depth = c->depth,
+                               .stop_ids = g->config.stop_ids,
+                               .n_stop_ids = g->config.stop_count,
+                               .on_item = on_item,
+                               .ctx = &w,
+                               .cancel = cmd_interrupt() };
     bool ok = batch_run(s->g, items, n, &bo, &seconds, e);
     eval_progress_end(&w.p);
     int64_t tokens = 0, at[ENGINE_MAX_DRAFT] = { 0 }, tried[ENGINE_MAX_DRAFT] = { 0 }, outside = 0;
@@ -100,7 +120,8 @@ static bool run_cell(state *s, const cell *c, double *off, err *e) {
         bench_number(t, c->depth);
         bench_number(t, n);
         bench_number(t, (double)tokens);
-        eval_table_interval(t, c->depth ? stat_ratio(num, den, n, (uint64_t)s->o->seed) : (stat_interval){ NAN, NAN, NAN }, 3);
+        eval_table_interval(
+            t, c->depth ? stat_ratio(num, den, n, (uint64_t)s->o->seed) : (stat_interval){ NAN, NAN, NAN }, 3);
         for (int k = 0; k < ENGINE_MAX_DRAFT; k++) bench_number(t, tried[k] ? (double)at[k] / (double)tried[k] : NAN);
         bench_number(t, rate);
         bench_number(t, *off > 0 ? rate / *off : NAN);
@@ -134,20 +155,37 @@ static bool run(const options *o, const char *dir, const bench_list *depths, con
     int most = 1, rows;
     for (int i = 0; i < seqs->n; i++) most = seqs->v[i] > most ? seqs->v[i] : most;
     bool ok = cmd_draft_head(&rows, o->draft_head, e);
-    const engine_options eo = { .ops = cmd_ops_options(), .ctx = o->ctx, .slots = most, .kv = (kv_mode)o->kv, .act = (act_mode)o->act,
-                                .heads = { .draft_rows = rows }, .memory_bytes = o->memory };
+    const engine_options eo = { .ops = cmd_ops_options(),
+                                .ctx = o->ctx,
+                                .slots = most,
+                                .kv = (kv_mode)o->kv,
+                                .act = (act_mode)o->act,
+                                .heads = { .draft_rows = rows },
+                                .memory_bytes = o->memory };
     ok = ok && engine_open(&s.g, dir, &eo, e);
     if (ok && !s.g->n.has_mtp) ok = fail(e, ERR_INPUT, "E-LOAD-NO-HEAD", "%s: the checkpoint has no draft head", dir);
     ok = ok && eval_read_works(w, &o->data, s.g, o->limit, o->think, e) && eval_model_sampling(&s.model, s.g, e);
     if (ok) {
-        s.report = (bench_report){ .command = "eval", .what = "accept", .table = { .cols = columns, .n_cols = ARRAY_LEN(columns) } };
+        s.report = (bench_report){ .command = "eval",
+                                   .what = "accept",
+                                   .table = { .cols = columns, .n_cols = ARRAY_LEN(columns) } };
         bench_machine(&s.report, dir, s.g->o);
-        bench_note(&s.report, "accept length = (accepted + rounds) / rounds, counted before a stop cuts a round; 95 %% intervals over prompts; 1st.. = share of drafts at that place accepted");
+        bench_note(&s.report, "accept length = (accepted + rounds) / rounds, counted before a stop cuts a round; 95 %% "
+                              "intervals over prompts; 1st.. = share of drafts at that place accepted");
         ok = sweep(&s, w, depths, seqs, e);
         const bench_options bo = { .csv = o->csv, .svg = o->svg };
-        static const bench_plot plot = { .title = "accept length by depth", .x = "drafts per round", .y = "accept length", .group_col = 0, .group2_col = 1,
-                                         .x_col = 3, .y_col = 6, .lo_col = -1, .hi_col = -1, .ref_col = -1 };
-        ok = ok && bench_report_write(&s.report, &bo, e) && (!o->svg || bench_plot_write(&s.report.table, &plot, &bo, e));
+        static const bench_plot plot = { .title = "accept length by depth",
+                                         .x = "drafts per round",
+                                         .y = "accept length",
+                                         .group_col = 0,
+                                         .group2_col = 1,
+                                         .x_col = 3,
+                                         .y_col = 6,
+                                         .lo_col = -1,
+                                         .hi_col = -1,
+                                         .ref_col = -1 };
+        ok = ok && bench_report_write(&s.report, &bo, e) &&
+             (!o->svg || bench_plot_write(&s.report.table, &plot, &bo, e));
         bench_report_free(&s.report);
     }
     eval_works_free(w);
@@ -157,42 +195,105 @@ static bool run(const options *o, const char *dir, const bench_list *depths, con
 }
 
 int eval_accept(int argc, char **argv, err *e) {
-    options o = { .limit = 64, .max_tokens = 256, .think = -1, .ctx = 4096, .seed = 1, .depths = "0,1,2,3,4,5", .concurrency = "1" };
+    options o = {
+        .limit = 64, .max_tokens = 256, .think = -1, .ctx = 4096, .seed = 1, .depths = "0,1,2,3,4,5", .concurrency = "1"
+    };
     const arg_opt opts[] = {
         { .type = ARG_GROUP, .help = "Workloads" },
-        { .type = ARG_LIST, .name = "data", .meta = "[NAME=]FILE", .dst = &o.data, .none = "the built-in prompts",
+        { .type = ARG_LIST,
+          .name = "data",
+          .meta = "[NAME=]FILE",
+          .dst = &o.data,
+          .none = "the built-in prompts",
           .help = "JSON lines with `question`, `prompt` or `messages`; repeatable" },
-        { .type = ARG_INT, .name = "limit", .meta = "N", .dst = &o.limit, .lo = 0, .hi = INT32_MAX, .help = "prompts of each; 0 = all" },
-        { .type = ARG_INT, .name = "max-tokens", .key = 'n', .meta = "N", .dst = &o.max_tokens, .lo = 1, .hi = 1 << 20, .help = "longest answer" },
-        { .type = ARG_SET, .name = "think", .dst = &o.think, .value = 1, .none = "", .help = "let the model think first" },
+        { .type = ARG_INT,
+          .name = "limit",
+          .meta = "N",
+          .dst = &o.limit,
+          .lo = 0,
+          .hi = INT32_MAX,
+          .help = "prompts of each; 0 = all" },
+        { .type = ARG_INT,
+          .name = "max-tokens",
+          .key = 'n',
+          .meta = "N",
+          .dst = &o.max_tokens,
+          .lo = 1,
+          .hi = 1 << 20,
+          .help = "longest answer" },
+        { .type = ARG_SET,
+          .name = "think",
+          .dst = &o.think,
+          .value = 1,
+          .none = "",
+          .help = "let the model think first" },
         { .type = ARG_SET, .name = "no-think", .dst = &o.think, .value = 0, .none = "", .help = "do not" },
         { .type = ARG_GROUP, .help = "Sweep" },
         { .type = ARG_STR, .name = "depth", .meta = "LIST", .dst = &o.depths, .help = "drafts per round" },
         { .type = ARG_STR, .name = "concurrency", .meta = "LIST", .dst = &o.concurrency, .help = "sequences at once" },
-        { .type = ARG_ENUM, .name = "sampling", .dst = &o.sampling, .choices = sampling_choices, .help = "greedy, or as generation_config.json says" },
-        { .type = ARG_INT64, .name = "seed", .meta = "N", .dst = &o.seed, .lo = 0, .hi = INT64_MAX, .help = "of sampling and of the bootstrap" },
+        { .type = ARG_ENUM,
+          .name = "sampling",
+          .dst = &o.sampling,
+          .choices = sampling_choices,
+          .help = "greedy, or as generation_config.json says" },
+        { .type = ARG_INT64,
+          .name = "seed",
+          .meta = "N",
+          .dst = &o.seed,
+          .lo = 0,
+          .hi = INT64_MAX,
+          .help = "of sampling and of the bootstrap" },
         { .type = ARG_GROUP, .help = "Engine" },
-        { .type = ARG_INT, .name = "ctx", .meta = "N", .dst = &o.ctx, .lo = 1, .hi = 1 << 30, .help = "positions per sequence" },
+        { .type = ARG_INT,
+          .name = "ctx",
+          .meta = "N",
+          .dst = &o.ctx,
+          .lo = 1,
+          .hi = 1 << 30,
+          .help = "positions per sequence" },
         { .type = ARG_ENUM, .name = "kv", .dst = &o.kv, .choices = cmd_kv_choices, .help = "KV cache type" },
-        { .type = ARG_ENUM, .name = "act", .dst = &o.act, .choices = cmd_act_choices, .help = "inputs of quantized Linears" },
-        { .type = ARG_STR, .name = "draft-head", .meta = "full|N", .dst = &o.draft_head, .none = "65536 of a large vocabulary", .help = "rows of the NVFP4 head that drafts come from" },
-        { .type = ARG_BYTES, .name = "memory", .meta = "SIZE", .dst = &o.memory, .lo = 1, .hi = INT64_MAX, .none = "what is available", .help = "refuse to plan for more" },
+        { .type = ARG_ENUM,
+          .name = "act",
+          .dst = &o.act,
+          .choices = cmd_act_choices,
+          .help = "inputs of quantized Linears" },
+        { .type = ARG_STR,
+          .name = "draft-head",
+          .meta = "full|N",
+          .dst = &o.draft_head,
+          .none = "65536 of a large vocabulary",
+          .help = "rows of the NVFP4 head that drafts come from" },
+        { .type = ARG_BYTES,
+          .name = "memory",
+          .meta = "SIZE",
+          .dst = &o.memory,
+          .lo = 1,
+          .hi = INT64_MAX,
+          .none = "what is available",
+          .help = "refuse to plan for more" },
         { .type = ARG_GROUP, .help = "Output" },
         { .type = ARG_STR, .name = "csv", .meta = "FILE", .dst = &o.csv, .none = "", .help = "the table as CSV" },
         { .type = ARG_STR, .name = "svg", .meta = "FILE", .dst = &o.svg, .none = "", .help = "a plot as SVG" },
     };
-    const arg_spec spec = { .usage = "eval accept [options] [MODEL_DIR]",
-                            .about = "How many drafts the model accepts: accept length with 95 % intervals over prompts, acceptance of each place, and "
-                                     "tokens/s, by workload, depth, sampling and number of sequences.",
-                            .opts = opts, .count = ARRAY_LEN(opts), .max_positional = 1,
-                            .examples = "  nibble eval accept MODEL --data math=gsm8k.jsonl --data code=code.jsonl --depth 0,1,2,3\n"
-                                        "  nibble eval accept MODEL --concurrency 1,8 --sampling both --svg accept.svg\n" };
+    const arg_spec spec = {
+        .usage = "eval accept [options] [MODEL_DIR]",
+        .about = "How many drafts the model accepts: accept length with 95 % intervals over prompts, acceptance of "
+                 "each place, and "
+                 "tokens/s, by workload, depth, sampling and number of sequences.",
+        .opts = opts,
+        .count = ARRAY_LEN(opts),
+        .max_positional = 1,
+        .examples = "  nibble eval accept MODEL --data math=gsm8k.jsonl --data code=code.jsonl --depth 0,1,2,3\n"
+                    "  nibble eval accept MODEL --concurrency 1,8 --sampling both --svg accept.svg\n"
+    };
     arg_strings pos = { 0 };
     bool done;
     const char *dir;
     bench_list depths, seqs;
-    if (cmd_parse(&spec, argc, argv, &pos, &done, e) && !done && bench_read_list(&depths, "depth", o.depths, 0, ENGINE_MAX_DRAFT, e) &&
-        bench_read_list(&seqs, "concurrency", o.concurrency, 1, 256, e) && cmd_model_dir(&dir, &pos, 0, e) && !run(&o, dir, &depths, &seqs, e))
+    if (cmd_parse(&spec, argc, argv, &pos, &done, e) && !done &&
+        bench_read_list(&depths, "depth", o.depths, 0, ENGINE_MAX_DRAFT, e) &&
+        bench_read_list(&seqs, "concurrency", o.concurrency, 1, 256, e) && cmd_model_dir(&dir, &pos, 0, e) &&
+        !run(&o, dir, &depths, &seqs, e))
         CHECK(e->kind != ERR_NONE, "a failure without a reason");
     arg_strings_free(&pos);
     arg_strings_free(&o.data);

@@ -83,7 +83,8 @@ static void add_part(parts *s, const engine *g, int layer, int family) {
     if (layer < 0)
         snprintf(p->label, sizeof p->label, "all %s", swap_family_name((swap_family)family));
     else
-        snprintf(p->label, sizeof p->label, "layer %d (%s)", layer, g->config.layer[layer] == LAYER_ATTN ? "attention" : "gdn");
+        snprintf(p->label, sizeof p->label, "layer %d (%s)", layer,
+                 g->config.layer[layer] == LAYER_ATTN ? "attention" : "gdn");
 }
 
 /* The families and layers in which `from` keeps other matrices than `ref`. */
@@ -92,7 +93,8 @@ static void list_parts(parts *s, const engine *from) {
     for (int i = 0; i < from->config.layers; i++) add_part(s, from, i, -1);
 }
 
-static bool run_parts(parts *s, compare_source *ref, const engine *from, const options *o, const calib_data *d, err *e) {
+static bool run_parts(parts *s, compare_source *ref, const engine *from, const options *o, const calib_data *d,
+                      err *e) {
     engine *hybrid = NULL;
     const engine_options eo = { .ops = cmd_ops_options(),
                                 .ctx = ref->g->st.capacity,
@@ -146,10 +148,18 @@ static void json_figures(buf *b, const char *label, const compare_figures *f, bo
 }
 
 static const bench_column columns[] = {
-    { "name", "", -1, 1 },          { "texts", "texts", 0, 1 },      { "positions", "positions", 0, 1 },
-    { "ppl", "perplexity", 3, 1 },  { "ppl_95", "95 %", -1, 1 },     { "kl", "KL mean", 6, 2 },
-    { "kl_95", "95 %", -1, 2 },     { "kl_median", "median", 6, 2 }, { "kl_p99", "p99", 5, 2 },
-    { "kl_max", "worst", 5, 2 },    { "top", "same top", 4, 2 },     { "top_95", "95 %", -1, 2 },
+    { "name", "", -1, 1 },
+    { "texts", "texts", 0, 1 },
+    { "positions", "positions", 0, 1 },
+    { "ppl", "perplexity", 3, 1 },
+    { "ppl_95", "95 %", -1, 1 },
+    { "kl", "KL mean", 6, 2 },
+    { "kl_95", "95 %", -1, 2 },
+    { "kl_median", "median", 6, 2 },
+    { "kl_p99", "p99", 5, 2 },
+    { "kl_max", "worst", 5, 2 },
+    { "top", "same top", 4, 2 },
+    { "top_95", "95 %", -1, 2 },
     { "ref_ppl", "reference", 3, 2 },
 };
 
@@ -183,17 +193,20 @@ static void html_figures_row(buf *b, const char *label, const compare_figures *f
     html_row_end(b);
 }
 
-static void html_bars_of(buf *b, const char *title, const char *const *labels, const compare_figures *const *f, int n, bool ref) {
+static void html_bars_of(buf *b, const char *title, const char *const *labels, const compare_figures *const *f, int n,
+                         bool ref) {
     html_bar *bars = xcalloc((size_t)n + 1, sizeof *bars);
     for (int i = 0; i < n; i++) bars[i] = (html_bar){ labels[i], ref ? f[i]->kl : exp_of(f[i]->nll) };
     html_bars(b, title, bars, n, 3);
     free(bars);
 }
 
-static bool write_html(const options *o, const char *about, const compare_figures *all, const groups *g, const parts *s, err *e) {
+static bool write_html(const options *o, const char *about, const compare_figures *all, const groups *g, const parts *s,
+                       err *e) {
     buf b = { 0 };
     const bool ref = o->has_against;
-    static const char *const heads[] = { "", "positions", "KL mean (nats)", "95 %", "p99", "same top", "PPL reference", "PPL" };
+    static const char *const heads[] = { "",    "positions", "KL mean (nats)", "95 %",
+                                         "p99", "same top",  "PPL reference",  "PPL" };
     const char *labels[MAX_GROUPS];
     const compare_figures *f[MAX_GROUPS];
     html_begin(&b, ref ? "KL divergence from the reference" : "Perplexity");
@@ -210,10 +223,13 @@ static bool write_html(const options *o, const char *about, const compare_figure
         f[i] = &g->f[i];
     }
     html_table_end(&b);
-    html_bars_of(&b, ref ? "Mean KL by sort of text and position" : "Perplexity by sort of text and position", labels, f, g->n, ref);
+    html_bars_of(&b, ref ? "Mean KL by sort of text and position" : "Perplexity by sort of text and position", labels,
+                 f, g->n, ref);
     if (s->n) {
         html_heading(&b, "One part at a time");
-        html_text(&b, STR("Each row is the reference with only this part taken from the model. Sums need not equal the whole."));
+        html_text(
+            &b,
+            STR("Each row is the reference with only this part taken from the model. Sums need not equal the whole."));
         const char **names = xmalloc((size_t)s->n * sizeof *names);
         const compare_figures **figures = xmalloc((size_t)s->n * sizeof *figures);
         for (int i = 0; i < s->n; i++) names[i] = s->v[i].label, figures[i] = &s->v[i].f;
@@ -247,8 +263,8 @@ static void print_tables(const char *about, const compare_figures *all, const gr
     }
 }
 
-static void print_json(const options *o, const char *kind, const engine *g, const compare_source *ref, const calib_data *d,
-                       const compare_figures *all, const groups *gr, const parts *s) {
+static void print_json(const options *o, const char *kind, const engine *g, const compare_source *ref,
+                       const calib_data *d, const compare_figures *all, const groups *gr, const parts *s) {
     buf b = { 0 };
     buf_printf(&b, "{\"schema\":\"nibble.eval.%s/1\",", kind);
     eval_json_model(&b, "model", g);
@@ -262,7 +278,8 @@ static void print_json(const options *o, const char *kind, const engine *g, cons
     }
     buf_puts(&b, ",\"data\":");
     json_write_str(&b, str_of(d->what));
-    buf_printf(&b, ",\"tokens\":%lld,\"skip\":%d,\"seed\":%lld,\"all\":", (long long)d->tokens, o->skip, (long long)o->seed);
+    buf_printf(&b, ",\"tokens\":%lld,\"skip\":%d,\"seed\":%lld,\"all\":", (long long)d->tokens, o->skip,
+               (long long)o->seed);
     json_figures(&b, "all", all, ref != NULL);
     for (int positions = 0; positions < 2; positions++) {
         buf_puts(&b, positions ? ",\"by_position\":[" : ",\"by_kind\":[");
@@ -294,17 +311,30 @@ static bool run(const options *o, const char *kind, const char *dir, err *e) {
     groups *gr = xcalloc(1, sizeof *gr);
     parts s = { 0 };
     engine *g = NULL;
-    const calib_args ca = { .calib = o->data, .calib_ids = o->ids, .samples = o->samples, .seq = o->seq, .seed = o->seed };
+    const calib_args ca = {
+        .calib = o->data, .calib_ids = o->ids, .samples = o->samples, .seq = o->seq, .seed = o->seed
+    };
     int longest = 1;
     bool ok = calibration_data(&d, &ca, dir, e);
     for (int i = 0; i < d.n; i++) longest = (int)d.v[i].n > longest ? (int)d.v[i].n : longest;
-    const engine_options eo = { .ops = cmd_ops_options(), .ctx = longest, .kv = (kv_mode)o->kv, .act = (act_mode)o->act, .memory_bytes = o->memory, .no_text = true },
-                         re = { .ops = cmd_ops_options(), .ctx = longest, .kv = (kv_mode)o->ref_kv, .memory_bytes = o->memory, .no_text = true };
+    const engine_options eo = { .ops = cmd_ops_options(),
+                                .ctx = longest,
+                                .kv = (kv_mode)o->kv,
+                                .act = (act_mode)o->act,
+                                .memory_bytes = o->memory,
+                                .no_text = true },
+                         re = { .ops = cmd_ops_options(),
+                                .ctx = longest,
+                                .kv = (kv_mode)o->ref_kv,
+                                .memory_bytes = o->memory,
+                                .no_text = true };
     ok = ok && engine_open(&g, dir, &eo, e) && (!o->has_against || compare_open(&ref, o->against, &re, e));
-    if (ok && o->per_layer && !ref.g) ok = fail(e, ERR_USAGE, "E-USAGE", "eval %s: --per-layer needs --against a model, not saved logits", kind);
+    if (ok && o->per_layer && !ref.g)
+        ok = fail(e, ERR_USAGE, "E-USAGE", "eval %s: --per-layer needs --against a model, not saved logits", kind);
     const compare_source *with = o->has_against ? &ref : NULL;
     ok = ok && compare_run(&r, g, with, &d, o->skip, cmd_interrupt(), e);
-    if (ok && r.n == 0) ok = fail(e, ERR_INPUT, "E-CALIB-EMPTY", "eval %s: no position is left to compare (lower --skip)", kind);
+    if (ok && r.n == 0)
+        ok = fail(e, ERR_INPUT, "E-CALIB-EMPTY", "eval %s: no position is left to compare (lower --skip)", kind);
     ok = ok && (!o->per_layer || run_parts(&s, &ref, g, o, &d, e));
     if (ok) {
         char a[400], about[1400];
@@ -312,8 +342,10 @@ static bool run(const options *o, const char *kind, const char *dir, err *e) {
         find_groups(gr, &r, &d, (uint64_t)o->seed);
         eval_describe(a, sizeof a, g);
         int n = snprintf(about, sizeof about, "%s", a);
-        if (ref.g) eval_describe(a, sizeof a, ref.g);
-        else snprintf(a, sizeof a, "%s", o->has_against ? ref.name : "");
+        if (ref.g)
+            eval_describe(a, sizeof a, ref.g);
+        else
+            snprintf(a, sizeof a, "%s", o->has_against ? ref.name : "");
         if (o->has_against) n += snprintf(about + n, sizeof about - (size_t)n, " against %s", a);
         snprintf(about + n, sizeof about - (size_t)n, ". Texts: %s.", d.what);
         if (o->html) ok = write_html(o, about, &all, gr, &s, e);
@@ -337,28 +369,92 @@ static int command(int argc, char **argv, bool kl, err *e) {
     int n = 0;
     opts[n++] = (arg_opt){ .type = ARG_GROUP, .help = kl ? "Comparison" : "Perplexity" };
     if (kl) {
-        opts[n++] = (arg_opt){ .type = ARG_STR, .name = "against", .meta = "MODEL|FILE", .dst = &o.against, .given = &o.has_against, .none = "",
+        opts[n++] = (arg_opt){ .type = ARG_STR,
+                               .name = "against",
+                               .meta = "MODEL|FILE",
+                               .dst = &o.against,
+                               .given = &o.has_against,
+                               .none = "",
                                .help = "the reference: a model, or logits saved by `nibble logits` from the same ids" };
-        opts[n++] = (arg_opt){ .type = ARG_FLAG, .name = "per-layer", .dst = &o.per_layer,
-                               .help = "also the reference with one family, and one layer, of the model in it at a time" };
-        opts[n++] = (arg_opt){ .type = ARG_ENUM, .name = "against-kv", .dst = &o.ref_kv, .choices = cmd_kv_choices, .help = "KV cache of the reference" };
+        opts[n++] =
+            (arg_opt){ .type = ARG_FLAG,
+                       .name = "per-layer",
+                       .dst = &o.per_layer,
+                       .help = "also the reference with one family, and one layer, of the model in it at a time" };
+        opts[n++] = (arg_opt){ .type = ARG_ENUM,
+                               .name = "against-kv",
+                               .dst = &o.ref_kv,
+                               .choices = cmd_kv_choices,
+                               .help = "KV cache of the reference" };
     }
-    opts[n++] = (arg_opt){ .type = ARG_STR, .name = "data", .meta = "FILE", .dst = &o.data, .none = "the built-in corpus",
-                           .help = "text, or JSON lines with `text` or `messages` and perhaps `kind`; `self`: the model writes" };
-    opts[n++] = (arg_opt){ .type = ARG_STR, .name = "ids", .meta = "FILE", .dst = &o.ids, .none = "", .help = "token ids instead, as for `nibble logits`" };
-    opts[n++] = (arg_opt){ .type = ARG_INT, .name = "samples", .meta = "N", .dst = &o.samples, .lo = 0, .hi = INT32_MAX, .help = "at most so many texts; 0 = all" };
-    opts[n++] = (arg_opt){ .type = ARG_INT, .name = "seq", .meta = "N", .dst = &o.seq, .lo = 0, .hi = 1 << 24, .help = "tokens per text; 0 = all" };
-    opts[n++] = (arg_opt){ .type = ARG_INT, .name = "skip", .meta = "N", .dst = &o.skip, .lo = 0, .hi = 1 << 24, .help = "leave out the first N positions of each" };
-    opts[n++] = (arg_opt){ .type = ARG_INT64, .name = "seed", .meta = "N", .dst = &o.seed, .lo = 0, .hi = INT64_MAX, .help = "of the bootstrap, and of `self`" };
-    opts[n++] = (arg_opt){ .type = ARG_ENUM, .name = "kv", .dst = &o.kv, .choices = cmd_kv_choices, .help = "KV cache of the model" };
-    opts[n++] = (arg_opt){ .type = ARG_ENUM, .name = "act", .dst = &o.act, .choices = cmd_act_choices, .help = "inputs of quantized Linears" };
-    opts[n++] = (arg_opt){ .type = ARG_BYTES, .name = "memory", .meta = "SIZE", .dst = &o.memory, .lo = 1, .hi = INT64_MAX, .none = "what is available", .help = "refuse to plan for more" };
-    opts[n++] = (arg_opt){ .type = ARG_STR, .name = "html", .meta = "FILE", .dst = &o.html, .none = "", .help = "a report to look at" };
+    opts[n++] =
+        (arg_opt){ .type = ARG_STR,
+                   .name = "data",
+                   .meta = "FILE",
+                   .dst = &o.data,
+                   .none = "the built-in corpus",
+                   .help =
+                       "text, or JSON lines with `text` or `messages` and perhaps `kind`; `self`: the model writes" };
+    opts[n++] = (arg_opt){ .type = ARG_STR,
+                           .name = "ids",
+                           .meta = "FILE",
+                           .dst = &o.ids,
+                           .none = "",
+                           .help = "token ids instead, as for `nibble logits`" };
+    opts[n++] = (arg_opt){ .type = ARG_INT,
+                           .name = "samples",
+                           .meta = "N",
+                           .dst = &o.samples,
+                           .lo = 0,
+                           .hi = INT32_MAX,
+                           .help = "at most so many texts; 0 = all" };
+    opts[n++] = (arg_opt){ .type = ARG_INT,
+                           .name = "seq",
+                           .meta = "N",
+                           .dst = &o.seq,
+                           .lo = 0,
+                           .hi = 1 << 24,
+                           .help = "tokens per text; 0 = all" };
+    opts[n++] = (arg_opt){ .type = ARG_INT,
+                           .name = "skip",
+                           .meta = "N",
+                           .dst = &o.skip,
+                           .lo = 0,
+                           .hi = 1 << 24,
+                           .help = "leave out the first N positions of each" };
+    opts[n++] = (arg_opt){ .type = ARG_INT64,
+                           .name = "seed",
+                           .meta = "N",
+                           .dst = &o.seed,
+                           .lo = 0,
+                           .hi = INT64_MAX,
+                           .help = "of the bootstrap, and of `self`" };
+    opts[n++] = (arg_opt){
+        .type = ARG_ENUM, .name = "kv", .dst = &o.kv, .choices = cmd_kv_choices, .help = "KV cache of the model"
+    };
+    opts[n++] = (arg_opt){ .type = ARG_ENUM,
+                           .name = "act",
+                           .dst = &o.act,
+                           .choices = cmd_act_choices,
+                           .help = "inputs of quantized Linears" };
+    opts[n++] = (arg_opt){ .type = ARG_BYTES,
+                           .name = "memory",
+                           .meta = "SIZE",
+                           .dst = &o.memory,
+                           .lo = 1,
+                           .hi = INT64_MAX,
+                           .none = "what is available",
+                           .help = "refuse to plan for more" };
+    opts[n++] = (arg_opt){
+        .type = ARG_STR, .name = "html", .meta = "FILE", .dst = &o.html, .none = "", .help = "a report to look at"
+    };
     const arg_spec spec = {
         .usage = kl ? "eval kl [options] [MODEL_DIR] --against MODEL|FILE" : "eval ppl [options] [MODEL_DIR]",
-        .about = kl ? "How far a model's next-token distributions are from a reference's, over the same texts: mean, median and worst KL "
-                      "divergence in nats, agreement on the most likely token, perplexities; with 95 % intervals over texts."
-                    : "Perplexity over texts with a 95 % interval over texts.",
+        .about =
+            kl ? "How far a model's next-token distributions are from a reference's, over the same texts: mean, median "
+                 "and worst KL "
+                 "divergence in nats, agreement on the most likely token, perplexities; with 95 % intervals over texts."
+               : "Perplexity over texts with a 95 % interval over texts.",
         .opts = opts,
         .count = n,
         .max_positional = 1,

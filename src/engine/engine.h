@@ -31,7 +31,8 @@ typedef struct engine_options {
     int64_t memory_bytes;                        /* refuse to plan for more; 0 = what is available */
     bool need_text; /* tokenizer and template must be there; otherwise they are loaded when present */
     bool no_text;   /* do not look for them: every vocabulary row counts as real */
-    void (*edit)(void *ctx, weights *w); /* for experiments: change bound weights before they are prepared; may be NULL */
+    void (*edit)(void *ctx,
+                 weights *w); /* for experiments: change bound weights before they are prepared; may be NULL */
     void *edit_ctx;
 } engine_options;
 

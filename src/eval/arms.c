@@ -43,7 +43,10 @@ static bool open_one(open_arm *o, arm *a, const arms_options *opt, err *e) {
         return fail(e, ERR_INPUT, "E-LOAD-NO-HEAD", "%s: the checkpoint has no draft head (use --depth 0)", a->dir);
     const wmat *q = &o->g->w.mtp.layer.q;
     const dtype kv = o->g->st.mtp_kv.type;
-    snprintf(a->formats, sizeof a->formats, "%s%s%s", q->q.format == WF_NVFP4 ? "NVFP4" : q->data ? dtype_name(q->type) : "none",
+    snprintf(a->formats, sizeof a->formats, "%s%s%s",
+             q->q.format == WF_NVFP4 ? "NVFP4"
+             : q->data               ? dtype_name(q->type)
+                                     : "none",
              q->q.format == WF_NVFP4 ? q->q.input_scale > 0 ? " W4A4, KV " : " W4A16, KV " : ", KV ", dtype_name(kv));
     return session_open(&o->s, o->g, opt->depth > 0, e);
 }
@@ -148,7 +151,8 @@ arm_figures arms_compare(const arm *a, const arm *first, int n, uint64_t seed) {
         const gen_result *r = &a->results[i];
         f.tokens += r->output_tokens;
         f.rounds += r->rounds;
-        for (int k = 0; k < ENGINE_MAX_DRAFT; k++) f.accepted_at[k] += r->accepted_at[k], f.drafted_at[k] += r->drafted_at[k];
+        for (int k = 0; k < ENGINE_MAX_DRAFT; k++)
+            f.accepted_at[k] += r->accepted_at[k], f.drafted_at[k] += r->drafted_at[k];
         const id_list *p = &a->outputs[i], *q = &first->outputs[i];
         f.different += p->n != q->n || memcmp(p->v, q->v, p->n * sizeof *p->v) != 0;
     }

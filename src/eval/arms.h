@@ -7,7 +7,12 @@
 #include "eval/workload.h"
 
 /* Changes to a quantized draft head that no file is needed for. */
-typedef enum arm_edit { ARM_AS_IS, ARM_HEAD_KV_ONE /* its K/V scales are 1.0 */, ARM_HEAD_KV_WRONG /* a thousandth: K and V saturate */, ARM_HEAD_W4A16 /* its inputs stay as they are */ } arm_edit;
+typedef enum arm_edit {
+    ARM_AS_IS,
+    ARM_HEAD_KV_ONE /* its K/V scales are 1.0 */,
+    ARM_HEAD_KV_WRONG /* a thousandth: K and V saturate */,
+    ARM_HEAD_W4A16 /* its inputs stay as they are */
+} arm_edit;
 
 typedef struct arm {
     const char *name, *dir; /* borrowed */

@@ -75,7 +75,8 @@ bool batch_run(engine *g, batch_item *items, int n, const batch_options *o, doub
         r.seats[i].r = &r;
         sit(&r.seats[i]);
     }
-    while (r.done < n && !(o->cancel && *o->cancel) && loop_step(r.l)) {}
+    while (r.done < n && !(o->cancel && *o->cancel) && loop_step(r.l)) {
+    }
     *seconds = clock_seconds() - start;
     const bool stopped = o->cancel && *o->cancel;
     r.next = n; /* what loop_close cancels has no successor */

@@ -77,8 +77,9 @@ static bool saved_rows(const float **first, int *rows, const both *b, int i, int
     snprintf(name, sizeof name, "%d.logits", i);
     const st_tensor *t = st_find(&b->ref->saved, str_of(name));
     if (!t || t->type != DT_F32 || t->rank != 2 || t->shape[1] != b->vocab || t->shape[0] < 1 || t->shape[0] > n)
-        return fail(e, ERR_INPUT, "E-EVAL-LOGITS", "%s: no F32 `%s` of at most %d x %d (make it with `nibble logits` from the same ids)",
-                    b->ref->name, name, n, b->vocab);
+        return fail(e, ERR_INPUT, "E-EVAL-LOGITS",
+                    "%s: no F32 `%s` of at most %d x %d (make it with `nibble logits` from the same ids)", b->ref->name,
+                    name, n, b->vocab);
     *first = (const float *)(const void *)t->data;
     *rows = (int)t->shape[0];
     return true;
@@ -89,8 +90,8 @@ static void add_rows(both *b, int seq, int pos0, int rows, const float *want, co
     r->rows = xrealloc(r->rows, (size_t)(r->n + rows) * sizeof *r->rows);
     for (int i = 0; i < rows; i++) {
         const int pos = pos0 + i;
-        compare_row row = compare_logits(b->x + (int64_t)i * b->vocab, want ? want + (int64_t)i * b->vocab : NULL, b->vocab,
-                                         pos + 1 < (int)ids->n ? ids->v[pos + 1] : -1);
+        compare_row row = compare_logits(b->x + (int64_t)i * b->vocab, want ? want + (int64_t)i * b->vocab : NULL,
+                                         b->vocab, pos + 1 < (int)ids->n ? ids->v[pos + 1] : -1);
         row.seq = seq;
         row.pos = pos;
         r->rows[r->n++] = row;
@@ -108,12 +109,15 @@ static bool one_sequence(both *b, int seq, const id_list *ids, err *e) {
         ok = saved_rows(&saved, &saved_n, b, seq, n, e);
         if (ok && n - saved_n > first) first = n - saved_n;
     }
-    ok = ok && teacher_run(&got, b->got, ids->v, n, false, false, e) && (!ref || teacher_run(&want, ref, ids->v, n, false, false, e));
+    ok = ok && teacher_run(&got, b->got, ids->v, n, false, false, e) &&
+         (!ref || teacher_run(&want, ref, ids->v, n, false, false, e));
     for (int at = first; ok && at < n; at += PIECE) {
         const int rows = n - at < PIECE ? n - at : PIECE;
         ok = teacher_logits(b->got, b->x, got.final_norm + (int64_t)at * h, rows, e) &&
              (!ref || teacher_logits(ref, b->y, want.final_norm + (int64_t)at * ref->config.hidden, rows, e));
-        if (saved) memcpy(b->y, saved + (int64_t)(at - (n - saved_n)) * b->vocab, (size_t)rows * (size_t)b->vocab * sizeof *b->y);
+        if (saved)
+            memcpy(b->y, saved + (int64_t)(at - (n - saved_n)) * b->vocab,
+                   (size_t)rows * (size_t)b->vocab * sizeof *b->y);
         if (ok) add_rows(b, seq, at, rows, b->ref ? b->y : NULL, ids);
     }
     teacher_free(&got);
@@ -126,13 +130,15 @@ bool compare_run(compare_result *out, engine *got, const compare_source *ref, co
     both b = { .out = out, .got = got, .ref = ref, .vocab = got->config.vocab, .skip = skip };
     *out = (compare_result){ .vocab = b.vocab };
     if (ref && ref->g && ref->g->config.vocab != b.vocab)
-        return fail(e, ERR_INPUT, "E-EVAL-VOCAB", "%s: %d logits, the reference %s has %d (compare models of one family)",
-                    got->files.dir, b.vocab, ref->name, ref->g->config.vocab);
+        return fail(e, ERR_INPUT, "E-EVAL-VOCAB",
+                    "%s: %d logits, the reference %s has %d (compare models of one family)", got->files.dir, b.vocab,
+                    ref->name, ref->g->config.vocab);
     b.x = malloc((size_t)PIECE * (size_t)b.vocab * sizeof *b.x);
     b.y = malloc((size_t)PIECE * (size_t)b.vocab * sizeof *b.y);
     bool ok = (b.x && b.y) || fail(e, ERR_MACHINE, "E-MACHINE-MEMORY", "no memory for %d rows of logits", 2 * PIECE);
     for (int i = 0; ok && i < d->n; i++) {
-        ok = !(cancel && *cancel) ? one_sequence(&b, i, &d->v[i], e) : fail(e, ERR_INTERRUPTED, "E-EVAL-STOPPED", "eval: stopped");
+        ok = !(cancel && *cancel) ? one_sequence(&b, i, &d->v[i], e)
+                                  : fail(e, ERR_INTERRUPTED, "E-EVAL-STOPPED", "eval: stopped");
         if (!ok && e->kind == ERR_INPUT) ok = fail_prefix(e, "text %d", i);
     }
     free(b.x);

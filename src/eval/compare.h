@@ -7,9 +7,9 @@
 
 typedef struct compare_row {
     int seq, pos;
-    double kl;         /* sum p log(p / q), p the reference's distribution, in nats; NaN without a reference */
-    double nll, want;  /* -log of the next token of the text by the model and by the reference; NaN behind the last */
-    bool same_top;     /* both have the same most likely id */
+    double kl;        /* sum p log(p / q), p the reference's distribution, in nats; NaN without a reference */
+    double nll, want; /* -log of the next token of the text by the model and by the reference; NaN behind the last */
+    bool same_top;    /* both have the same most likely id */
 } compare_row;
 
 /* Logits of a reference that were saved by `nibble logits` ("<i>.logits" [T or fewer rows, V]), or a model. */
@@ -41,7 +41,7 @@ compare_row compare_logits(const float *got, const float *want, int vocab, int n
 
 typedef struct compare_figures {
     int sequences, positions;
-    stat_interval kl;             /* mean, its bootstrap over sequences */
+    stat_interval kl; /* mean, its bootstrap over sequences */
     double kl_median, kl_p99, kl_worst;
     stat_interval top;            /* share of positions with the same most likely id, Wilson */
     stat_interval nll, want_nll;  /* mean nats per token (bootstrap over sequences); perplexity is exp of each */

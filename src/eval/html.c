@@ -24,17 +24,21 @@ void html_begin(buf *b, const char *title) {
     buf_puts(b, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
                 "<meta name=\"viewport\" content=\"width=device-width\"><title>");
     escaped(b, str_of(title));
-    buf_puts(b, "</title>\n<style>\n"
-                ":root{color-scheme:light dark;--ink:#1b1f24;--dim:#667;--line:#d6dae0;--bar:#3b7dd8;--paper:#fff}\n"
-                "@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--dim:#99a;--line:#3a3f47;--bar:#6ea8ff;--paper:#16181c}}\n"
-                "body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:60rem;margin:2rem "
-                "auto;padding:0 1rem}\n"
-                "table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}\n"
-                "th,td{padding:.25rem .8rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\n"
-                "th:first-child,td:first-child{text-align:left;padding-left:0}\nth{color:var(--dim);font-weight:600}\n"
-                "svg{max-width:100%;height:auto;display:block;margin:1rem 0}\n"
-                "svg text{font:12px system-ui,sans-serif;fill:var(--ink)}svg .dim{fill:var(--dim)}\n"
-                "svg rect{fill:var(--bar)}svg line{stroke:var(--ink);stroke-width:1}\n</style></head><body>\n<h1>");
+    buf_puts(
+        b,
+        "</title>\n<style>\n"
+        ":root{color-scheme:light dark;--ink:#1b1f24;--dim:#667;--line:#d6dae0;--bar:#3b7dd8;--paper:#fff}\n"
+        "@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--dim:#99a;--line:#3a3f47;--bar:#6ea8ff;--paper:#16181c}"
+        "}\n"
+        "body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:60rem;margin:2rem "
+        "auto;padding:0 1rem}\n"
+        "table{border-collapse:collapse;margin:1rem "
+        "0;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}\n"
+        "th,td{padding:.25rem .8rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\n"
+        "th:first-child,td:first-child{text-align:left;padding-left:0}\nth{color:var(--dim);font-weight:600}\n"
+        "svg{max-width:100%;height:auto;display:block;margin:1rem 0}\n"
+        "svg text{font:12px system-ui,sans-serif;fill:var(--ink)}svg .dim{fill:var(--dim)}\n"
+        "svg rect{fill:var(--bar)}svg line{stroke:var(--ink);stroke-width:1}\n</style></head><body>\n<h1>");
     escaped(b, str_of(title));
     buf_puts(b, "</h1>\n");
 }
@@ -79,7 +83,9 @@ void html_bars(buf *b, const char *title, const html_bar *bars, int n, int digit
     }
     const double scale = most > 0 ? WIDE / most : 0;
     const int high = TOP + n * STEP + 6;
-    buf_printf(b, "<svg viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n<text x=\"0\" y=\"16\" font-weight=\"600\">",
+    buf_printf(b,
+               "<svg viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n<text x=\"0\" y=\"16\" "
+               "font-weight=\"600\">",
                ALL, high, ALL, high);
     escaped(b, str_of(title));
     buf_puts(b, "</text>\n");
@@ -91,7 +97,8 @@ void html_bars(buf *b, const char *title, const html_bar *bars, int n, int digit
         buf_puts(b, "</text>");
         double end = LEFT;
         if (v.value > 0) {
-            buf_printf(b, "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"14\" rx=\"2\"/>", LEFT, y + 2, v.value * scale);
+            buf_printf(b, "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"14\" rx=\"2\"/>", LEFT, y + 2,
+                       v.value * scale);
             end = LEFT + v.value * scale;
         }
         if (v.hi > 0 && !isnan(v.lo)) {

@@ -32,8 +32,8 @@ double stat_quantile(double *v, int n, double q) {
 static double ratio(double num, double den) { return den > 0 ? num / den : NAN; }
 
 /* One arm alone, or the second's ratio less the first's. */
-static double figure(const double *num_a, const double *den_a, const double *num_b, const double *den_b, const int *pick,
-                     int n) {
+static double figure(const double *num_a, const double *den_a, const double *num_b, const double *den_b,
+                     const int *pick, int n) {
     double na = 0, da = 0, nb = 0, db = 0;
     for (int i = 0; i < n; i++) {
         const int j = pick ? pick[i] : i;
@@ -44,8 +44,8 @@ static double figure(const double *num_a, const double *den_a, const double *num
     return num_b ? ratio(nb, db) - ratio(na, da) : ratio(na, da);
 }
 
-static stat_interval bootstrap(const double *num_a, const double *den_a, const double *num_b, const double *den_b, int n,
-                               uint64_t seed) {
+static stat_interval bootstrap(const double *num_a, const double *den_a, const double *num_b, const double *den_b,
+                               int n, uint64_t seed) {
     stat_interval r = { figure(num_a, den_a, num_b, den_b, NULL, n), NAN, NAN };
     if (n < 2 || isnan(r.value)) return r;
     double *v = xmalloc(RESAMPLES * sizeof *v);

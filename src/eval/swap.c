@@ -39,17 +39,17 @@ static bool same_shape(const model_config *a, const model_config *b) {
     if (a->layers != b->layers || a->hidden != b->hidden || a->vocab != b->vocab) return false;
     for (int i = 0; i < a->layers; i++)
         if (a->layer[i] != b->layer[i]) return false;
-    return a->experts == b->experts && a->moe_inter == b->moe_inter && a->heads == b->heads && a->kv_heads == b->kv_heads &&
-           a->head_dim == b->head_dim && a->lin_v_heads == b->lin_v_heads && a->lin_k_heads == b->lin_k_heads &&
-           a->lin_v_dim == b->lin_v_dim && a->lin_k_dim == b->lin_k_dim;
+    return a->experts == b->experts && a->moe_inter == b->moe_inter && a->heads == b->heads &&
+           a->kv_heads == b->kv_heads && a->head_dim == b->head_dim && a->lin_v_heads == b->lin_v_heads &&
+           a->lin_k_heads == b->lin_k_heads && a->lin_v_dim == b->lin_v_dim && a->lin_k_dim == b->lin_k_dim;
 }
 
 bool swap_in(swap *s, engine *into, const engine *from, swap_part part, err *e) {
     const int n = into->config.layers;
     *s = (swap){ 0 };
     if (!same_shape(&into->config, &from->config))
-        return fail(e, ERR_INPUT, "E-EVAL-SHAPE", "%s: not the shape of %s (compare models of one family)", from->files.dir,
-                    into->files.dir);
+        return fail(e, ERR_INPUT, "E-EVAL-SHAPE", "%s: not the shape of %s (compare models of one family)",
+                    from->files.dir, into->files.dir);
     CHECK(part.layer < n, "layer %d of %d", part.layer, n);
     s->into = into;
     s->saved = into->n;

@@ -7,12 +7,20 @@
 
 #include "eval/compare.h"
 
-typedef enum swap_family { SWAP_GDN, SWAP_ATTN, SWAP_EXPERTS, SWAP_FFN, SWAP_ROUTER, SWAP_HEAD, SWAP_FAMILIES } swap_family;
+typedef enum swap_family {
+    SWAP_GDN,
+    SWAP_ATTN,
+    SWAP_EXPERTS,
+    SWAP_FFN,
+    SWAP_ROUTER,
+    SWAP_HEAD,
+    SWAP_FAMILIES
+} swap_family;
 const char *swap_family_name(swap_family f); /* "gdn" "attention" "experts" "shared" "router" "head" */
 
 typedef struct swap_part {
-    int layer;          /* < 0: all layers */
-    int family;         /* < 0: all families */
+    int layer;  /* < 0: all layers */
+    int family; /* < 0: all families */
 } swap_part;
 
 /* Put the part of `from` into `into` (same shapes: CHECK) and back again. Between the two, into's passes are the hybrid's.

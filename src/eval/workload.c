@@ -47,9 +47,11 @@ static bool request_of(buf *b, const reader *r, const json *v) {
     if (!question.n) question = text_of(v, "text");
     if (!question.n && !json_is(messages, JSON_ARRAY)) return false;
     buf_puts(b, "{");
-    for (uint32_t i = 0; json_is(messages, JSON_ARRAY) && i < v->n; i++) { /* tools and other variables of the template */
+    for (uint32_t i = 0; json_is(messages, JSON_ARRAY) && i < v->n;
+         i++) { /* tools and other variables of the template */
         const json_member *m = &v->u.members[i];
-        if (str_is(m->key, "messages") || str_is(m->key, "enable_thinking") || str_is(m->key, "add_generation_prompt")) continue;
+        if (str_is(m->key, "messages") || str_is(m->key, "enable_thinking") || str_is(m->key, "add_generation_prompt"))
+            continue;
         json_write_str(b, m->key);
         buf_byte(b, ':');
         json_write(b, &m->value);
@@ -74,10 +76,13 @@ static bool add_item(reader *r, const id_list *ids, const json *v, bool thinks, 
     str question = text_of(v, "question");
     if (!question.n) question = text_of(v, "prompt");
     workload_item *i = &w->v[w->n];
-    *i = (workload_item){ .ids = (int32_t *)(void *)arena_take(&w->mem, ids->n, sizeof *i->ids), .n = (int)ids->n, .thinks = thinks };
+    *i = (workload_item){ .ids = (int32_t *)(void *)arena_take(&w->mem, ids->n, sizeof *i->ids),
+                          .n = (int)ids->n,
+                          .thinks = thinks };
     i->question = arena_str(&w->mem, question);
     i->answer = arena_str(&w->mem, text_of(v, "answer"));
-    if (!i->ids || !i->question.p || !i->answer.p) return fail(e, ERR_MACHINE, "E-MACHINE-MEMORY", "no memory for the prompts");
+    if (!i->ids || !i->question.p || !i->answer.p)
+        return fail(e, ERR_MACHINE, "E-MACHINE-MEMORY", "no memory for the prompts");
     memcpy(i->ids, ids->v, ids->n * sizeof *i->ids);
     w->n++;
     return true;
@@ -112,7 +117,8 @@ static bool one_line(reader *r, const json *v, err *e) {
         if (!request_of(&request, r, v))
             ok = fail(e, ERR_INPUT, "E-EVAL-LINE", "none of `question`, `prompt`, `text`, `messages`, `ids`");
         else if (!r->tmpl || !r->tok)
-            ok = fail(e, ERR_INPUT, "E-TEMPLATE-MISSING", "the model has no tokenizer or no chat template (give `ids`)");
+            ok =
+                fail(e, ERR_INPUT, "E-TEMPLATE-MISSING", "the model has no tokenizer or no chat template (give `ids`)");
         else
             ok = json_parse(&q, &mem, buf_view(&request), "line", NULL, e) && template_render(r->tmpl, &prompt, q, e) &&
                  tokenizer_encode(r->tok, &list, buf_view(&prompt), NULL, e);

@@ -20,17 +20,17 @@ typedef struct workload {
 } workload;
 
 typedef struct workload_options {
-    int limit;           /* at most so many lines; 0 = all */
-    int think;           /* 1, 0; negative: as the template does by default */
-    int shots;           /* the file's first lines are shown as answered examples before every later one */
-    const char *system;  /* a system message; may be NULL */
+    int limit;          /* at most so many lines; 0 = all */
+    int think;          /* 1, 0; negative: as the template does by default */
+    int shots;          /* the file's first lines are shown as answered examples before every later one */
+    const char *system; /* a system message; may be NULL */
 } workload_options;
 
 /* JSON lines: {"question", "answer"}, {"prompt"}, {"text"}, or {"messages": [...], "tools": ...} (an assistant's answer at
  * the end is left out), rendered by the model's template; {"ids": [...]} needs neither. tok and tmpl may be NULL for such.
  * Errors: E-FILE-*, E-EVAL-LINE (names the line), E-CALIB-EMPTY, E-TEMPLATE-*. */
-NODISCARD bool workload_read(workload *w, const char *name, const char *path, const tokenizer *tok, const chat_template *tmpl,
-                             const workload_options *o, err *e);
+NODISCARD bool workload_read(workload *w, const char *name, const char *path, const tokenizer *tok,
+                             const chat_template *tmpl, const workload_options *o, err *e);
 void workload_free(workload *w);
 
 #endif

@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-COMMANDS = ("run", "chat", "serve", "logits", "inspect", "quantize", "tokenize", "detokenize", "render", "bench")
+COMMANDS = ("run", "chat", "serve", "logits", "inspect", "quantize", "tokenize", "detokenize", "render", "bench", "eval")
+KINDS = ("eval kl", "eval ppl", "eval accept", "eval ab")
 
 
 def man_sections(root):
@@ -21,7 +22,7 @@ def man_sections(root):
 
 
 def help_options(nibble, command):
-    text = nibble(command, "--help").decode().split("\nExamples\n")[0]
+    text = nibble(*command.split(), "--help").decode().split("\nExamples\n")[0]
     return set(re.findall(r"^(?:  -\w, |      )(--[a-z][a-z-]*)", text, re.M))
 
 
@@ -32,7 +33,11 @@ def test_every_command_is_there(nibble, root):
     assert [c for c in COMMANDS if f"\n.Cm {c}\n" not in page] == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def test_every_kind_is_there(nibble):
+    assert [f"eval {k}" for k in re.findall(r"^  (\w+) ", nibble("eval", "--help").decode().split("\nexamples:")[0], re.M)] == list(KINDS)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "eval"] + list(KINDS))
 def test_options(nibble, root, command):
     sections = man_sections(root)
     mine = next(k for k in sections if command in k.split(", "))

@@ -20,6 +20,7 @@ P = "model.language_model."
 # Ids that only a failing allocator or a failing device could provoke.
 NOT_PROVOKED = {
     "E-TEMPLATE-MEMORY", "E-TEXT-MEMORY",  # malloc returns NULL
+    "W-EVAL-WORK",  # a folder just made that cannot be removed
     "E-QUANT-LOST",  # the loader refuses such a source first
     "E-DIST-PEER",  # a rank that fails without ending the job: mpirun ends it
     "E-OPS-DEVICE",  # the command line knows the devices; only programs that embed the engine can name another

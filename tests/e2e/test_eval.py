@@ -1,0 +1,178 @@
+"""nibble eval on the embedded model: what is known beforehand comes out, and what is wrong is named."""
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+AMAX = ROOT / "tests/oracle/qwen36-tiny/nvfp4/modelopt-cuda/amax.safetensors"
+MATH = ROOT / "assets/qwen36-tiny/word_problems.jsonl"
+
+
+@pytest.fixture(scope="module")
+def nvfp4(nibble, tiny, tmp_path_factory):
+    d = tmp_path_factory.mktemp("nvfp4") / "m"
+    nibble("quantize", tiny, "-o", d, "--amax", AMAX, "--mtp-scales", "generous", "-q")
+    return d
+
+
+@pytest.fixture(scope="module")
+def ids(tmp_path_factory):
+    f = tmp_path_factory.mktemp("ids") / "ids.json"
+    f.write_text(json.dumps([[(7 * i + 3 * k * k) % 1500 + 20 for k in range(n)] for i, n in enumerate((24, 17, 40))]))
+    return f
+
+
+# ---- kl and ppl
+
+
+def log_softmax(x):
+    x = x.astype(np.float64)
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def test_kl_is_numpys(nibble, tiny, nvfp4, ids, tensors, tmp_path):
+    """Against a model and against its saved logits, the figures that numpy makes of the same logits."""
+    for name, model in (("a", nvfp4), ("b", tiny)):
+        nibble("logits", model, "--ids", ids, "-o", tmp_path / f"{name}.safetensors", "-q")
+    a, b = tensors(tmp_path / "a.safetensors"), tensors(tmp_path / "b.safetensors")
+    kl, same, nll = [], [], []
+    for i, seq in enumerate(json.loads(ids.read_text())):
+        p, q = log_softmax(b[f"{i}.logits"]), log_softmax(a[f"{i}.logits"])
+        kl += list((np.exp(p) * (p - q)).sum(-1))
+        same += list(p.argmax(-1) == q.argmax(-1))
+        nll += [-q[t, seq[t + 1]] for t in range(len(seq) - 1)]
+    for against in (tiny, tmp_path / "b.safetensors"):
+        r = nibble.json("eval", "kl", nvfp4, "--against", against, "--ids", ids, "--json")
+        f = r["all"]
+        assert r["schema"] == "nibble.eval.kl/1" and f["texts"] == 3 and f["positions"] == len(kl)
+        assert f["kl_mean"][0] == pytest.approx(np.mean(kl), rel=1e-9) and f["kl_max"] == pytest.approx(max(kl), rel=1e-9)
+        assert f["kl_mean"][1] <= f["kl_mean"][0] <= f["kl_mean"][2]
+        assert f["same_top"][0] == pytest.approx(np.mean(same)) and f["nll"][0] == pytest.approx(np.mean(nll), rel=1e-9)
+
+
+def test_kl_of_a_model_with_itself(nibble, tiny, ids):
+    f = nibble.json("eval", "kl", tiny, "--against", tiny, "--ids", ids, "--json", "--threads", 1)["all"]
+    assert f["kl_mean"] == [0, 0, 0] and f["same_top"][0] == 1 and f["nll"] == f["reference_nll"] and f["nll_difference"] == [0, 0, 0]
+
+
+def test_parts(nibble, tiny, nvfp4, tmp_path):
+    r = nibble.json("eval", "kl", nvfp4, "--against", tiny, "--samples", 6, "--seq", 48, "--per-layer", "--html", tmp_path / "r.html", "--json")
+    parts = {p["name"]: p["kl_mean"][0] for p in r["parts"]}
+    assert len(parts) == 6 + 8 and parts["all router"] == parts["all head"] == 0  # they are not quantized
+    assert parts["all gdn"] > 0 and parts["all attention"] > 0 and parts["all experts"] > 0 and parts["all shared"] > 0
+    assert all(parts[f"layer {i} ({'attention' if i % 4 == 3 else 'gdn'})"] > 0 for i in range(8))
+    kinds = {g["name"]: g for g in r["by_kind"]}
+    assert len(kinds) > 3 and sum(g["positions"] for g in kinds.values()) == r["all"]["positions"] == sum(g["positions"] for g in r["by_position"])
+    html = (tmp_path / "r.html").read_text()
+    assert html.startswith("<!doctype html>") and html.count("<svg") == 2 and "layer 7 (attention)" in html and "src=" not in html
+
+
+def test_ppl(nibble, tiny, ids):
+    r = nibble.json("eval", "ppl", tiny, "--ids", ids, "--json")
+    assert r["all"]["perplexity"] == pytest.approx(np.exp(r["all"]["nll"][0])) and "kl_mean" not in r["all"]
+    skipped = nibble.json("eval", "ppl", tiny, "--ids", ids, "--skip", 10, "--json")["all"]
+    assert skipped["positions"] == r["all"]["positions"] - 30
+
+
+def test_kl_errors(nibble, tiny, nvfp4, ids, tmp_path):
+    def error(*args, exit=3):
+        line = nibble.full("eval", *args, exit=exit).stderr.decode().splitlines()[-1]
+        return re.match(r"nibble: (\S+): ", line)[1]
+    assert error("kl", tiny, exit=2) == error(exit=2) == error("kk", exit=2) == "E-USAGE"
+    other = tmp_path / "other.json"
+    other.write_text("[[1, 2, 3], [4, 5, 6], [7, 8], [9, 10]]")
+    nibble("logits", tiny, "--ids", other, "-o", tmp_path / "l.safetensors", "-q")
+    three = tmp_path / "five.json"
+    three.write_text("[[1, 2, 3], [4, 5, 6], [7, 8], [9, 10], [11, 12]]")
+    assert error("kl", tiny, "--against", tmp_path / "l.safetensors", "--ids", three) == "E-EVAL-LOGITS"
+    assert error("kl", tiny, "--against", tmp_path / "l.safetensors", "--ids", other, "--per-layer", exit=2) == "E-USAGE"
+    assert error("ppl", tiny, "--ids", ids, "--skip", 1000) == "E-CALIB-EMPTY"
+
+
+def test_models_of_other_shapes(nibble, tiny, ids, tmp_path):
+    small = "--hidden 64 --heads 2 --kv-heads 1 --lin-k-heads 1 --lin-v-heads 2 --lin-dim 16 --head-dim 32 --experts 2 --topk 1 --moe-inter 32".split()
+    for name, options in (("a", ["--layers", "4", "--vocab", "2048"]), ("b", ["--layers", "8", "--vocab", "2048"])):
+        subprocess.run([sys.executable, ROOT / "tools/make_model.py", tmp_path / name, *small, "--tokenizer", "/nonexistent", *options], check=True, capture_output=True)
+    for id, args in (("E-EVAL-VOCAB", (tiny, "--against", tmp_path / "a")), ("E-EVAL-SHAPE", (tmp_path / "a", "--against", tmp_path / "b", "--per-layer"))):
+        assert f"nibble: {id}: " in nibble.full("eval", "kl", *args, "--ids", ids, exit=3).stderr.decode().splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", [("ppl", "--samples", 0, "--seq", 0), ("accept", "--depth", 0), ("ab",)], ids=lambda k: k[0])
+def test_interrupted(nibble, tiny, kind):
+    models = [tiny, tiny] if kind[0] == "ab" else [tiny]
+    p = subprocess.Popen([nibble.path, "eval", *map(str, kind), *map(str, models), "--limit" if kind[0] != "ppl" else "--seed", "0", "--threads", "1", "-v"],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    time.sleep(1)
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=60)
+    if p.returncode == 0:
+        pytest.skip("was done before the signal came")
+    assert p.returncode == 130 and out == b"" and err.decode().splitlines()[-1].startswith("nibble: E-EVAL-STOPPED: "), err
+
+
+# ---- accept
+
+
+def test_accept(nibble, tiny):
+    r = nibble.json("eval", "accept", tiny, "--data", f"math={MATH}", "--limit", 6, "--no-think", "--depth", "0,1,2", "--concurrency", "1,3", "--sampling",
+                    "both", "--json")
+    rows = {(x["sampling"], x["concurrency"], x["depth"]): x for x in r["rows"]}
+    assert r["schema"] == "nibble.eval.accept/1" and len(rows) == 12
+    for (sampling, seqs, depth), x in rows.items():
+        assert x["workload"] == "math" and x["prompts"] == 6 and x["tokens_per_second"] > 0
+        assert x["tokens"] == rows[(sampling, 1, 0)]["tokens"], "drafts and company change no output"
+        if depth == 0:
+            assert x["accept_length"] is None
+        else:
+            assert x["accept_length"] == rows[(sampling, 1, depth)]["accept_length"] and 1.5 < x["accept_length"] <= depth + 1
+            assert x["accept_length"] == pytest.approx(1 + sum(np.cumprod([x[f"rate_{i}"] for i in range(1, depth + 1)])), rel=0.05)
+
+
+def test_accept_of_conversations(nibble, tiny, tmp_path):
+    line = {"messages": [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}], "kind": "chat"}
+    (tmp_path / "c.jsonl").write_text(json.dumps(line) + "\n\n" + json.dumps({"prompt": "Tell me a story."}) + "\n" + json.dumps({"ids": [1, 2, 3]}) + "\n")
+    r = nibble.json("eval", "accept", tiny, "--data", tmp_path / "c.jsonl", "--depth", 2, "-n", 12, "--json")
+    assert [x["workload"] for x in r["rows"]] == ["c.jsonl"] and r["rows"][0]["prompts"] == 3
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n{"nothing": 1}\n')
+    err = nibble.full("eval", "accept", tiny, "--data", tmp_path / "bad.jsonl", exit=3).stderr.decode().splitlines()[-1]
+    assert err.startswith("nibble: E-EVAL-LINE: ") and "line 2" in err
+
+
+# ---- ab
+
+
+def test_heads(nibble, tiny, tmp_path):
+    """The open question of the published checkpoint, answered in one command: what a quantized draft head costs."""
+    p = nibble.full("eval", "ab", "--heads", tiny, "--limit", 24, "-n", 64, "--samples", 24, "--work", tmp_path / "w", "--json")
+    r = json.loads(p.stdout)
+    arms = {x["arm"]: x for x in r["rows"]}
+    assert list(arms) == ["BF16", "calibrated", "generous", "borrowed KV", "KV scale 1.0", "KV scale wrong", "W4A16"]
+    assert all(x["different_outputs"] == 0 and x["tokens"] == arms["BF16"]["tokens"] for x in arms.values())
+    assert arms["BF16"]["formats"] == "BF16, KV BF16" and arms["W4A16"]["formats"].startswith("NVFP4 W4A16")
+    lo, hi = map(float, arms["KV scale wrong"]["difference_95"].split(" to "))
+    assert lo < hi < 0, "a deliberately wrong scale is seen"
+    assert abs(arms["calibrated"]["difference"]) < 0.1
+    assert sorted(f.name for f in (tmp_path / "w").iterdir()) == ["amax.safetensors", "bf16", "borrow", "calibrated", "generous"]
+    # and again on a trunk that is there: the calibrated arm is the same
+    again = nibble.json("eval", "ab", "--heads", tiny, "--trunk", tmp_path / "w/calibrated", "--limit", 6, "-n", 32, "--samples", 24, "--json", "-q")
+    assert len(again["rows"]) == 7 and all(x["different_outputs"] == 0 for x in again["rows"])
+
+
+def test_models(nibble, tiny, nvfp4):
+    r = nibble.json("eval", "ab", tiny, nvfp4, "--data", MATH, "--limit", 4, "--no-think", "--json", "--one-at-a-time")
+    assert [x["arm"] for x in r["rows"]] == [str(tiny), str(nvfp4)] and any("one arm after the other" in n for n in r["notes"])
+    nibble.full("eval", "ab", tiny, exit=2)
+    nibble.full("eval", "ab", tiny, nvfp4, "--trunk", nvfp4, exit=2)
+
+
+def test_heads_of_what_is_no_model(nibble, tmp_path):
+    err = nibble.full("eval", "ab", "--heads", tmp_path, "--work", tmp_path / "w", exit=3).stderr.decode().splitlines()
+    assert err[-1].startswith("nibble: E-EVAL-HEADS: ") and any("E-CKPT-DIR" in s for s in err)
