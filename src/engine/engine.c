@@ -117,6 +117,8 @@ void engine_close(engine *g) {
     ckpt_close(&g->files);
     sampler_close(&g->sm);
     free(g->host_logits);
+    free(g->masks);
+    free(g->asked);
     free(g->slot_used);
     free(g);
 }

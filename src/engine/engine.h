@@ -9,6 +9,7 @@
 
 #include "engine/forward.h"
 #include "engine/memory.h"
+#include "engine/rule.h"
 #include "engine/sampler.h"
 #include "text/template.h"
 #include "text/tokenizer.h"
@@ -52,6 +53,8 @@ typedef struct engine {
     float *host_logits; /* [scratch head_rows, real_vocab] */
     uint8_t *slot_used; /* [slots] */
     int pages_left;     /* of KV that neither a session nor a loop has laid claim to */
+    uint64_t *masks;    /* [scratch head_rows, rule_words]; NULL until a request has a rule */
+    head_query *asked;  /* [scratch head_rows] with allowed in masks or NULL */
     memory_plan plan;
 } engine;
 
@@ -62,6 +65,13 @@ NODISCARD bool engine_open(engine **out, const char *dir, const engine_options *
 NODISCARD bool engine_open_weights(engine **out, const char *name, weights *w, const model_config *c,
                                    const engine_options *opt, err *e);
 void engine_close(engine *g);
+/* Row `row` of g->asked: what a rule allows behind ahead[0..n). A zeroed rule allows all. False: it allows nothing, or
+ * fails. Allocates at the first call with a rule. */
+NODISCARD bool engine_ask(engine *g, int row, const token_rule *rule, int choice, const int32_t *ahead, int n, err *e);
+/* A draft (row `row` of the forward_draft just done, made from `hidden`) that the rule does not allow behind ahead[0..n)
+ * becomes one that it does. */
+NODISCARD bool engine_redraft(engine *g, int32_t *id, int row, const float *hidden, const token_rule *rule, int choice,
+                              const int32_t *ahead, int n, err *e);
 /* Can these tokens be a prompt? Errors: E-ENGINE-EMPTY, E-ENGINE-CONTEXT (n >= ctx), E-ENGINE-TOKEN (id outside the
  * vocabulary). */
 NODISCARD bool engine_check_prompt(const engine *g, const int32_t *ids, int n, err *e);
@@ -98,6 +108,7 @@ typedef struct gen_options {
     int max_tokens; /* 0 = until the context is full */
     int depth;      /* drafts per round, 0..ENGINE_MAX_DRAFT; 0 when the session does not draft */
     sampler_params sampling;
+    token_rule rule;     /* what may be generated, as choice 0; zeroed = anything */
     const int *stop_ids; /* generation ends with (and includes) one of these */
     int n_stop_ids;
     int logprobs; /* top entries per token, 0 = off */
@@ -127,7 +138,7 @@ typedef struct gen_result {
 } gen_result;
 
 /* Process what session_set left unprocessed, then generate. Errors: E-SAMPLE-PARAM, E-SAMPLE-MASKED, E-ENGINE-NONFINITE,
- * E-MACHINE-MEMORY, device errors. */
+ * E-MACHINE-MEMORY, those of the rule, device errors. */
 NODISCARD bool session_generate(session *s, const gen_options *opt, gen_result *out, err *e);
 /* (accepted + rounds) / rounds, or 0 without rounds. */
 double gen_accept_length(const gen_result *r);
@@ -155,6 +166,7 @@ typedef struct loop_request {
     const int32_t *prompt; /* [n_prompt] copied */
     int n_prompt;
     sampler_params sampling; /* bias and stop ids are copied; choice i draws as sampling.choice + i */
+    token_rule rule;         /* what may be generated; zeroed = anything */
     int choices;             /* answers to the one prompt, which is processed once when they start together; 0 = 1 */
     int max_tokens;          /* 0 = until the context is full */
     int depth;               /* most drafts per round of this request; -1 = the loop's */
@@ -168,7 +180,7 @@ typedef struct loop_request {
                      const double *top_logprobs);
     void (*on_prompt)(void *ctx, int choice, int done, int total);
     /* Once per choice; then nothing more of it is called. e->id is NULL unless the choice failed: E-ENGINE-NONFINITE,
-     * E-SAMPLE-MASKED, E-MACHINE-MEMORY, device errors. */
+     * E-SAMPLE-MASKED, E-MACHINE-MEMORY, those of the rule, device errors. */
     void (*on_done)(void *ctx, int choice, const gen_result *r, const err *e);
     void *ctx;
 } loop_request;

@@ -1,7 +1,10 @@
 #include "engine/forward.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "engine/rule.h"
 
 static int widest(const model_config *c) {
     int w = c->heads * c->head_dim * (c->attn_gate ? 2 : 1);
@@ -257,9 +260,10 @@ bool forward_argmax(scratch *s, int32_t *choice, const float *hidden, int rows, 
     return o->sync(o, e);
 }
 
-bool forward_top(scratch *s, int32_t *ids, float *logits, const float *hidden, int rows, int k, err *e) {
+bool forward_top(scratch *s, int32_t *ids, float *logits, const float *hidden, int rows, int k, const head_query *q,
+                 err *e) {
     const net *n = s->n;
-    n->o->head_top(n->o, ids, logits, NULL, n->heads.top, hidden, rows, k, NULL);
+    n->o->head_top(n->o, ids, logits, NULL, n->heads.top, hidden, rows, k, q);
     return n->o->sync(n->o, e);
 }
 
@@ -289,7 +293,7 @@ bool forward_draft(scratch *s, int32_t *ids, const float *hidden, const id_set *
     CHECK(rows <= s->head_rows, "%d rows of drafts in a scratch of %d", rows, s->head_rows);
     if (!h->draft && !h->top) return forward_argmax(s, ids, hidden, rows, e);
     if (!h->draft) {
-        if (!forward_top(s, ids, s->draft_logits, hidden, rows, 1, e)) return false;
+        if (!forward_top(s, ids, s->draft_logits, hidden, rows, 1, NULL, e)) return false;
         for (int i = 0; i < rows; i++) ids[i] = ids[i] < 0 ? 0 : ids[i]; /* not finite: verification will say so */
         return true;
     }
@@ -299,4 +303,30 @@ bool forward_draft(scratch *s, int32_t *ids, const float *hidden, const id_set *
     if (!n->o->sync(n->o, e)) return false;
     draft_ids(s, ids, hidden, own, rows);
     return n->o->sync(n->o, e);
+}
+
+bool forward_redraft(scratch *s, int32_t *id, int row, const float *hidden, const uint64_t *allowed, float *room,
+                     err *e) {
+    const net *n = s->n;
+    const net_heads *h = &n->heads;
+    const int rows = h->draft ? h->draft_rows : n->real_vocab;
+    int32_t best = -1;
+    if (!h->draft && h->top) {
+        const head_query q = { .allowed = allowed };
+        n->o->head_top(n->o, &best, room, NULL, h->top, hidden, 1, 1, &q);
+    } else {
+        n->o->download(n->o, room, s->logits + (int64_t)row * rows, (size_t)rows * sizeof *room);
+    }
+    if (!n->o->sync(n->o, e)) return false;
+    if (h->draft || !h->top) {
+        float top = -INFINITY;
+        for (int i = 0; i < rows; i++) {
+            const int32_t at = h->draft ? heads_draft_id(h, i) : i;
+            if (room[i] > top && rule_allows(allowed, at)) top = room[i], best = at;
+        }
+    }
+    for (int32_t i = 0; best < 0 && i < n->real_vocab; i++)
+        if (rule_allows(allowed, i)) best = i;
+    *id = best < 0 ? 0 : best;
+    return true;
 }

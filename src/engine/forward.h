@@ -63,11 +63,17 @@ void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hi
 void forward_logits(scratch *s, const float *hidden, int rows);
 /* The same over real ids only, at row stride real_vocab, rows <= head_rows. */
 void forward_real_logits(scratch *s, const float *hidden, int rows);
-/* The k best ids and logits of each row through the screened head: ops.h head_top -> host ids, logits [rows, k]. Waits. */
-NODISCARD bool forward_top(scratch *s, int32_t *ids, float *logits, const float *hidden, int rows, int k, err *e);
+/* The k best ids and logits of each row through the screened head: ops.h head_top (q [rows] or NULL) -> host ids, logits
+ * [rows, k]. Waits. */
+NODISCARD bool forward_top(scratch *s, int32_t *ids, float *logits, const float *hidden, int rows, int k,
+                           const head_query *q, err *e);
 /* A proposal for each row: the draft head's argmax or one of the row's own ids (heads_note; own [rows], host) whose exact
  * logit is larger; without a draft head the exact head's argmax. rows <= head_rows. Waits. */
 NODISCARD bool forward_draft(scratch *s, int32_t *ids, const float *hidden, const id_set *const *own, int rows, err *e);
+/* Another proposal for row `row` of the forward_draft just done, among the allowed ids (bits as in rule.h); some allowed id
+ * when the draft head has none of them. hidden: its row; room [real_vocab] host floats. Waits. */
+NODISCARD bool forward_redraft(scratch *s, int32_t *id, int row, const float *hidden, const uint64_t *allowed,
+                               float *room, err *e);
 /* forward_real_logits, then the argmax of each row -> host choice[rows]. Any number of rows. Waits. */
 NODISCARD bool forward_argmax(scratch *s, int32_t *choice, const float *hidden, int rows, err *e);
 

@@ -79,12 +79,22 @@ static bool pick(run *r, int32_t *id, int row, int64_t position, err *e) {
                             .n = g->n.real_vocab,
                             .position = position,
                             .generated = r->out->output_tokens + row,
-                            .seen = r->s->seen.state ? &r->s->seen : NULL };
+                            .seen = r->s->seen.state ? &r->s->seen : NULL,
+                            .allowed = g->asked[row].allowed };
     return sampler_draw(&g->sm, id, &r->opt->sampling, &x, e);
 }
 
 /* Tokens behind the first mismatch are of interest to someone. */
 static bool wants_all(const run *r) { return r->opt->on_round || r->opt->simulate; }
+
+/* What the rule allows at each of `rows` positions. */
+static bool ask(run *r, const int32_t *drafts, int rows, err *e) {
+    for (int i = 0; i < rows; i++) {
+        err unused = { 0 }; /* behind a draft that is not allowed, which no draw can agree with */
+        if (!engine_ask(r->s->g, i, &r->opt->rule, 0, drafts, i, i == 0 ? e : &unused) && i == 0) return false;
+    }
+    return true;
+}
 
 /* As choose, from the best k of each row: the same ids, since nothing else could be drawn. */
 static bool choose_top(run *r, int32_t *picked, const float *hidden, const int32_t *drafts, int rows, int64_t pos0,
@@ -95,7 +105,7 @@ static bool choose_top(run *r, int32_t *picked, const float *hidden, const int32
     int32_t ids[(ENGINE_MAX_DRAFT + 1) * HEAD_MAX_TOP];
     float logits[(ENGINE_MAX_DRAFT + 1) * HEAD_MAX_TOP];
     CHECK(rows <= ENGINE_MAX_DRAFT + 1, "%d rows to choose", rows);
-    if (!forward_top(&g->sc, ids, logits, hidden, rows, k, e)) return false;
+    if (!forward_top(&g->sc, ids, logits, hidden, rows, k, r->opt->rule.mask ? g->asked : NULL, e)) return false;
     bool real = true;
     for (int i = 0; i < rows; i++) {
         picked[i] = -1;
@@ -114,6 +124,7 @@ static bool choose_top(run *r, int32_t *picked, const float *hidden, const int32
  * (and -1 without one). */
 static bool choose(run *r, int32_t *picked, const float *hidden, const int32_t *drafts, int rows, int64_t pos0,
                    err *e) {
+    if (!ask(r, drafts, rows, e)) return false;
     if (choose_uses_top(r->s->g, &r->opt->sampling, r->opt->logprobs))
         return choose_top(r, picked, hidden, drafts, rows, pos0, e);
     engine *g = r->s->g;
@@ -159,6 +170,7 @@ static void emit(run *r, int32_t id, int row) {
     r->out->out_of_list += !heads_drafts(&g->n.heads, id) && !id_set_has(&r->s->own, id);
     heads_note(&g->n.heads, &r->s->own, &id, 1);
     if (r->s->seen.state) history_push(&r->s->seen, id);
+    if (o->rule.accept) o->rule.accept(o->rule.ctx, 0, id);
     const bool go_on = o->on_token(o->ctx, id, logprob, n > 0 ? top : NULL, n > 0 ? logprobs : NULL);
     if (is_stop(o, id))
         r->out->finish = GEN_STOP;
@@ -205,7 +217,9 @@ static bool draft(run *r, int32_t *d, int depth, err *e) {
     const float *last = g->sc.mtp_hidden + (rows - 1) * h;
     const id_set *own = &s->own;
     for (int i = 0;; i++) {
-        if (!forward_draft(&g->sc, &d[i], last, &own, 1, e)) return false;
+        if (!forward_draft(&g->sc, &d[i], last, &own, 1, e) ||
+            !engine_redraft(g, &d[i], 0, last, &r->opt->rule, 0, d, i, e))
+            return false;
         if (i == depth - 1) return true;
         span = (ops_span){ .slot = s->slot, .rows = 1, .pos0 = s->done + i };
         forward_mtp(&g->sc, &g->st, &d[i], last, &span, 1);

@@ -152,6 +152,7 @@ bool request_emit(loop *l, seq *s, int32_t id, const float *logits) {
     heads_note(&l->g->n.heads, &s->own, &id, 1);
     l->counts.output_tokens++;
     if (s->seen.state) history_push(&s->seen, id);
+    if (q->rule.accept) q->rule.accept(q->rule.ctx, s->choice, id);
     const bool go_on = q->on_token(q->ctx, s->choice, id, logprob, n > 0 ? top : NULL, n > 0 ? logprobs : NULL);
     if (is_stop(q, id))
         request_end(l, s, GEN_STOP);

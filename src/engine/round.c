@@ -74,6 +74,19 @@ static void extend_all(loop *l) {
     if (n > 0) extend(l, n);
 }
 
+/* Draft `at` of group[first .. first + n), from l->stage -> l->choice. */
+static bool propose(loop *l, int first, int n, int at, err *e) {
+    engine *g = l->g;
+    if (!forward_draft(&g->sc, l->choice + first, row_of(l, l->stage, first), l->own + first, n, e)) return false;
+    for (int r = 0; r < n; r++) {
+        const seq *s = l->group[first + r];
+        if (!engine_redraft(g, &l->choice[first + r], r, row_of(l, l->stage, first + r), &s->r->q.rule, s->choice,
+                            s->draft, at, e))
+            return false;
+    }
+    return true;
+}
+
 /* Draft `at` of everyone with a larger depth, from l->drafts; then, unless it is the last, one more row of the draft layer
  * behind it. */
 static bool draft_one(loop *l, int at, bool *more, err *e) {
@@ -88,9 +101,7 @@ static bool draft_one(loop *l, int at, bool *more, err *e) {
     if (n == 0) return *more = false, true;
     const double t0 = clock_seconds();
     for (int i = 0; i < n; i += g->sc.head_rows)
-        if (!forward_draft(&g->sc, l->choice + i, row_of(l, l->stage, i), l->own + i,
-                           (int)min_i64(n - i, g->sc.head_rows), e))
-            return false;
+        if (!propose(l, i, (int)min_i64(n - i, g->sc.head_rows), at, e)) return false;
     timed(l, t0);
     for (int i = 0; i < n; i++) {
         seq *s = l->group[i];
@@ -210,8 +221,9 @@ static int rows_to_choose(const seq *s) {
 /* What tokens are drawn from: whole rows of logits, or the best of each row. */
 typedef struct drawn_from {
     float *logits;
-    int32_t *ids; /* NULL: whole rows */
-    int k;        /* entries per row of both */
+    int32_t *ids;            /* NULL: whole rows */
+    int k;                   /* entries per row of both */
+    const head_query *asked; /* what the requests' rules allow */
 } drawn_from;
 
 static bool pick(loop *l, seq *s, int32_t *id, const drawn_from *f, int row, int64_t position) {
@@ -224,7 +236,8 @@ static bool pick(loop *l, seq *s, int32_t *id, const drawn_from *f, int row, int
                             .n = f->k,
                             .position = position,
                             .generated = generated,
-                            .seen = s->seen.state ? &s->seen : NULL };
+                            .seen = s->seen.state ? &s->seen : NULL,
+                            .allowed = f->asked[row].allowed };
     return sampler_draw(&l->g->sm, id, &s->sampling, &x, &s->fault);
 }
 
@@ -282,12 +295,12 @@ static void advance(loop *l, seq *s, const drawn_from *f, int rows) {
 static bool choose_group(loop *l, int n, int rows, int top, err *e) {
     engine *g = l->g;
     if (n == 0) return true;
-    drawn_from f = { .logits = l->top_logits, .ids = l->top_ids, .k = top };
+    drawn_from f = { .logits = l->top_logits, .ids = l->top_ids, .k = top, .asked = g->asked };
     const double t0 = clock_seconds();
     if (top > 0) {
-        if (!forward_top(&g->sc, f.ids, f.logits, l->stage, rows, top, e)) return false;
+        if (!forward_top(&g->sc, f.ids, f.logits, l->stage, rows, top, g->asked, e)) return false;
     } else {
-        f = (drawn_from){ .logits = g->host_logits, .k = g->n.real_vocab };
+        f = (drawn_from){ .logits = g->host_logits, .k = g->n.real_vocab, .asked = g->asked };
         forward_real_logits(&g->sc, l->stage, rows);
         g->o->download(g->o, f.logits, g->sc.logits, (size_t)rows * (size_t)f.k * sizeof(float));
         if (!g->o->sync(g->o, e)) return false;
@@ -297,8 +310,19 @@ static bool choose_group(loop *l, int n, int rows, int top, err *e) {
         advance(l, l->group[i], &f, m);
         f.logits += (int64_t)m * f.k;
         if (f.ids) f.ids += (int64_t)m * f.k;
+        f.asked += m;
     }
     timed(l, t0); /* draws and callbacks; what they are wrapped in is next to nothing */
+    return true;
+}
+
+/* What the rule of a choice allows in its rows [row, row + n) of the group. */
+static bool ask(loop *l, seq *s, int row, int n) {
+    for (int i = 0; i < n; i++) {
+        err unused = { 0 }; /* behind a draft that is not allowed, which no draw can agree with */
+        if (!engine_ask(l->g, row + i, &s->r->q.rule, s->choice, s->draft, i, i == 0 ? &s->fault : &unused) && i == 0)
+            return false;
+    }
     return true;
 }
 
@@ -316,6 +340,10 @@ static bool choose_some(loop *l, int all, bool by_top, err *e) {
         }
         copy_rows(l, row_of(l, l->stage, rows), row_of(l, g->sc.hidden, 1 + s->row0 + s->rows - m), m);
         l->todo[i] = NULL; /* it may be over, and freed, before the others are looked at */
+        if (!ask(l, s, rows, m)) {
+            request_fail(l, s);
+            continue;
+        }
         l->group[n++] = s;
         rows += m;
         const int k = by_top ? choose_top_count(g, &s->sampling) : 0;

@@ -147,12 +147,12 @@ static void restore(sampler *s, const sampler_row *r) {
 
 /* The row with every id that is not allowed at -inf, and its maxima. */
 static void mask(sampler *s, const sampler_row *r) {
-    for (int first = 0; first < r->n; first += 32) {
-        const uint32_t word = r->allowed[first / 32];
-        const int count = r->n - first < 32 ? r->n - first : 32;
+    for (int first = 0; first < r->n; first += 64) {
+        const uint64_t word = r->allowed[first / 64];
+        const int count = r->n - first < 64 ? r->n - first : 64;
         float *y = s->masked + first;
         memcpy(y, r->logits + first, (size_t)count * sizeof *y);
-        if (word != UINT32_MAX)
+        if (word != UINT64_MAX)
             for (int i = 0; i < count; i++)
                 if (!(word >> i & 1)) y[i] = -INFINITY;
     }

@@ -44,7 +44,7 @@ typedef struct sampler_row {
     int64_t position;        /* absolute, of the token to be chosen */
     int generated;           /* tokens generated before it */
     const history *seen;     /* for penalties; NULL = none */
-    const uint32_t *allowed; /* bit id % 32 of word id / 32 set: may be chosen; NULL = all */
+    const uint64_t *allowed; /* bit id % 64 of word id / 64 set: may be chosen; NULL = all */
 } sampler_row;
 
 /* A candidate. mass = trunc(2^40 exp((logit - the row's best) / temperature)). */

@@ -17,6 +17,36 @@ static uint64_t seed;
 static char *folder, *nvfp4;
 static int mixes = 4;
 
+/* ---- a rule: what may follow depends on all that was accepted or is ahead ---- */
+
+typedef struct chain {
+    uint64_t at[2]; /* by choice */
+    int vocab;
+} chain;
+
+static uint64_t chain_step(uint64_t h, int32_t id) { return (h ^ (uint64_t)id) * 0x9e3779b97f4a7c15u ^ h >> 29; }
+
+static bool chain_allows(uint64_t h, int32_t id) { return (chain_step(h, id) >> 32) % 6 == 0; }
+
+static bool chain_mask(void *ctx, int choice, const int32_t *ahead, int n, uint64_t *allowed, err *e) {
+    const chain *c = ctx;
+    uint64_t h = c->at[choice];
+    (void)e;
+    for (int i = 0; i < n; i++) {
+        assert_true(chain_allows(h, ahead[i]));
+        h = chain_step(h, ahead[i]);
+    }
+    memset(allowed, 0, rule_words(c->vocab) * sizeof *allowed);
+    for (int32_t i = 0; i < c->vocab; i++) allowed[i / 64] |= (uint64_t)chain_allows(h, i) << i % 64;
+    return true;
+}
+
+static void chain_accept(void *ctx, int choice, int32_t id) {
+    chain *c = ctx;
+    assert_true(chain_allows(c->at[choice], id));
+    c->at[choice] = chain_step(c->at[choice], id);
+}
+
 /* ---- the requests and what they yield alone ---- */
 
 typedef struct tokens {
@@ -28,6 +58,8 @@ typedef struct tokens {
 typedef struct wanted {
     int32_t prompt[MOST_PROMPT];
     int n_prompt, max_tokens, stop, choices, logprobs;
+    bool ruled;
+    int vocab;
     sampler_params sampling;
     tokens alone[2]; /* by choice */
     gen_finish finish[2];
@@ -53,6 +85,8 @@ static void run_alone(engine *g, wanted *w, int choice) {
                       .logprobs = w->logprobs,
                       .on_token = collect,
                       .ctx = &w->alone[choice] };
+    chain c = { .vocab = g->n.real_vocab };
+    if (w->ruled) o.rule = (token_rule){ chain_mask, chain_accept, &c };
     o.sampling.choice += (uint32_t)choice;
     OK(session_open(&s, g, false, &e));
     OK(session_set(&s, w->prompt, w->n_prompt, &e));
@@ -82,6 +116,8 @@ static void make_wanted(engine *g, wanted *w, rnd *r) {
                    .stop = (int)rnd_below(r, 1544),
                    .choices = rnd_below(r, 4) == 0 ? 2 : 1,
                    .logprobs = rnd_below(r, 4) == 0 ? 3 : 0,
+                   .ruled = rnd_below(r, 3) == 0,
+                   .vocab = g->n.real_vocab,
                    .sampling = random_sampling(r) };
     for (int i = 0; i < w->n_prompt; i++) w->prompt[i] = (int32_t)rnd_below(r, 1544);
     for (int i = 0; i < w->choices; i++) run_alone(g, w, i);
@@ -96,6 +132,7 @@ static void make_wanted(engine *g, wanted *w, rnd *r) {
 typedef struct ticket {
     const wanted *w;
     tokens got[2];
+    chain rule;
     int ended;
     gen_result result[2];
     err fault[2];
@@ -119,6 +156,11 @@ static void on_done(void *ctx, int choice, const gen_result *r, const err *e) {
     t->ended++;
 }
 
+static token_rule rule_of(ticket *t) {
+    t->rule = (chain){ .vocab = t->w->vocab };
+    return t->w->ruled ? (token_rule){ chain_mask, chain_accept, &t->rule } : (token_rule){ 0 };
+}
+
 static void submit(loop *l, ticket *t, const wanted *w, int depth, int priority) {
     err e = { 0 };
     t->w = w;
@@ -133,6 +175,7 @@ static void submit(loop *l, ticket *t, const wanted *w, int depth, int priority)
                              .stop_ids = &w->stop,
                              .n_stop_ids = 1,
                              .logprobs = w->logprobs,
+                             .rule = rule_of(t),
                              .on_token = on_token,
                              .on_done = on_done,
                              .ctx = t };
@@ -607,6 +650,7 @@ static void *client_run(void *arg) {
                                  .stop_ids = &w->stop,
                                  .n_stop_ids = 1,
                                  .logprobs = w->logprobs,
+                                 .rule = rule_of(t),
                                  .on_token = client_token,
                                  .on_done = client_done,
                                  .ctx = t };

@@ -63,7 +63,7 @@ static void expected(double *out, const sampler_params *p, const sampler_row *r,
         if (in_prompt && count[i]) x -= p->frequency * count[i] + p->presence;
         for (int b = 0; b < p->n_bias; b++)
             if (p->bias[b].id == i) x += p->bias[b].value;
-        bool banned = r->allowed && !(r->allowed[i / 32] >> (i % 32) & 1);
+        bool banned = r->allowed && !(r->allowed[i / 64] >> (i % 64) & 1);
         for (int b = 0; b < p->n_stop_ids; b++) banned |= p->stop_ids[b] == i && r->generated < p->min_tokens;
         out[i] = 0;
         if (!banned) v[n][0] = x, v[n++][1] = i;
@@ -196,10 +196,10 @@ static void test_distribution_of_many(void **state) {
     enum { N = 2900, DRAWS = 8000 };
     static float logits[N];
     static double want[N];
-    uint32_t allowed[(N + 31) / 32];
+    uint64_t allowed[(N + 63) / 64];
     for (int i = 0; i < N; i++) logits[i] = uniform() * 9 - 6 + (i % 700 == 3 ? 5 : 0);
     for (size_t i = 0; i < ARRAY_LEN(allowed); i++)
-        allowed[i] = i % 5 == 0 ? 0 : i % 5 == 1 ? UINT32_MAX : rng() * 2 + 1;
+        allowed[i] = i % 5 == 0 ? 0 : i % 5 == 1 ? UINT64_MAX : (rng() ^ rng() << 31) * 2 + 1;
     const sampler_bias bias[] = { { 40, 4 }, { 41, -100 }, { 2899, 3 }, { 40, -2 }, { 7, 5 } };
     const int32_t stops[] = { 703, 2899 };
     static const sampler_params all[] = {
@@ -272,7 +272,7 @@ static void test_nothing_left(void **state) {
     float v[8], before[8];
     memcpy(v, EIGHT, sizeof v);
     memcpy(before, v, sizeof v);
-    uint32_t none = 0xffffff00u, some = 0x10; /* bits behind the vocabulary mean nothing */
+    uint64_t none = 0xffffff00u, some = 0x10; /* bits behind the vocabulary mean nothing */
     const int32_t stops[] = { 4 };
     sampler s = opened(8, ISA_COUNT);
     sampler_params p = { .temperature = 1, .top_p = 1, .stop_ids = stops, .n_stop_ids = 1, .min_tokens = 2 };
