@@ -8,7 +8,10 @@ Q       := $(if $(V),,@)
 HOST    := $(shell uname -m)
 ARCH    ?= $(HOST)
 PREFIX  ?= /usr/local
-PKGS    := yajl libpcre2-8 libutf8proc libevent_core libevent_extra
+PKGS    := yajl libpcre2-8 libutf8proc
+# libevent-dev of two architectures cannot be installed side by side (it is not Multi-Arch: same, and libopenmpi-dev wants the
+# native one), so a cross build takes its headers, which are alike, and links the other architecture's run-time libraries.
+EVENT   := libevent_core libevent_extra
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 
 # ---- configuration: each one (ARCH, CC, SAN, FUZZER) builds into a folder of its own ------------------------------------
@@ -33,12 +36,13 @@ endif
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wpointer-arith -Wwrite-strings \
             $(if $(WERROR),-Werror)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
-override CPPFLAGS += -Isrc -D_GNU_SOURCE $(shell $(PKG_CONFIG) --cflags $(PKGS))
+override CPPFLAGS += -Isrc -D_GNU_SOURCE $(shell $(PKG_CONFIG) --cflags $(PKGS)) $(shell pkg-config --cflags $(EVENT))
 CFLAGS   ?= -O2 -g
 override CFLAGS   += -std=c11 -ffp-contract=off -fno-strict-aliasing -pthread $(WARN) $(SANFLAGS) \
             $(if $(FUZZER),-fsanitize=fuzzer-no-link)
 override LDFLAGS  += $(SANFLAGS)
-LDLIBS   := $(shell $(PKG_CONFIG) --libs $(PKGS)) -lm -pthread
+LDLIBS   := $(shell $(PKG_CONFIG) --libs $(PKGS)) \
+            $(if $(TARGET),-l:libevent_core-2.1.so.7 -l:libevent_extra-2.1.so.7,$(shell pkg-config --libs $(EVENT))) -lm -pthread
 EDIT     := $(shell $(PKG_CONFIG) --libs libedit 2>/dev/null)
 # Open MPI, for `mpirun nibble quantize`: used when it is found, MPI=0 leaves it out. Not in sanitizer builds (its own leaks
 # would be reported) nor in cross builds. Linked only into what needs it.

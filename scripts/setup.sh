@@ -24,7 +24,8 @@ want="gcc libc6-dev make pkg-config git libyajl-dev libpcre2-dev libutf8proc-dev
 [ "$(uname -m)" = x86_64 ] || cross=''
 if [ -n "$cross" ]; then
   want+=" gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
-  for p in libyajl-dev libpcre2-dev libutf8proc-dev libedit-dev libevent-dev libcmocka-dev; do want+=" $p:arm64"; done
+  # libevent-dev of both architectures cannot be installed together: the Makefile links the run-time libraries.
+  for p in libyajl-dev libpcre2-dev libutf8proc-dev libedit-dev libcmocka-dev libevent-core-2.1-7 libevent-extra-2.1-7; do want+=" $p:arm64"; done
 fi
 
 if ! command -v dpkg-query > /dev/null || ! command -v apt-get > /dev/null; then
