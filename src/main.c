@@ -18,6 +18,7 @@ static const struct command {
     { "inspect", "what a checkpoint holds: shape, bytes, formats, caches", cmd_inspect },
     { "quantize", "write an NVFP4 checkpoint", cmd_quantize },
     { "requant-mtp", "add, replace or take out the draft head of an export", cmd_requant_mtp },
+    { "check", "is a checkpoint sound, and what it was made from", cmd_check },
     { "tokenize", "text to token ids", cmd_tokenize },
     { "detokenize", "token ids to text", cmd_detokenize },
     { "eval", "quality with error bars: KL, perplexity", cmd_eval },
