@@ -6,6 +6,7 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/pool.h"
+#include "base/read_bw.h"
 #include "base/rng.h"
 #include "num/bf16.h"
 #include "ops/ops.h"
@@ -13,8 +14,6 @@
 #include "report.h"
 
 enum { MAX_RUNS = 99, MAX_ROWS = 4, TOP = 20 };
-
-typedef uint64_t vec __attribute__((vector_size(16), aligned(1), may_alias));
 
 typedef struct reader {
     const uint8_t *p;
@@ -24,18 +23,9 @@ typedef struct reader {
 
 static void read_share(void *ctx, int thread, int threads) {
     reader *r = ctx;
-    vec a = { 0 }, b = { 0 }, c = { 0 }, d = { 0 };
     int64_t at, end;
     pool_share(r->bytes, 4096, thread, threads, &at, &end);
-    for (; at + 64 <= end; at += 64) {
-        __builtin_prefetch(r->p + at + 8192);
-        const vec *q = (const vec *)(r->p + at);
-        a += q[0];
-        b += q[1];
-        c += q[2];
-        d += q[3];
-    }
-    a += b + c + d;
+    const read_vec a = read_bw(r->p + at, end - at);
     memcpy(r->sums[thread], &a, sizeof a);
 }
 

@@ -6,7 +6,7 @@
 #include "kern/kern_isa.h"
 #include "kern/nv.h"
 
-enum { BLOCK = 16, MB = 4, AHEAD_BYTES = 2304 };
+enum { BLOCK = 16, MB = 4, PB = 4, AHEAD_GROUPS = 4, AHEAD_BYTES = 2304 };
 
 /* Doubled E2M1 plus 12: unsigned, as vpdpbusd wants one operand; the row's bias takes it back. */
 INLINE __m512i lut(void) {
@@ -25,50 +25,72 @@ INLINE __m512i dword(const void *p) {
     return _mm512_set1_epi32(v);
 }
 
-/* One panel against M rows: even and odd lanes accumulate in 64 bits. */
-INLINE void panel_rows(float *y, int64_t ldy, const uint8_t *w, int Kp, const nv_act *a, const int M) {
+/* P panels, `stride` bytes apart, against M rows: even and odd lanes accumulate in 64 bits. Several panels at a time are
+ * several streams, one to a page: hardware prefetchers stop at page borders, and what one stream waits for is hidden by the
+ * others. `ahead`: as far behind w as the lines that are fetched. */
+INLINE void panel_rows(float *y, int64_t ldy, const uint8_t *w, int64_t stride, int64_t ahead, int Kp, const nv_act *a,
+                       const int M, const int P) {
     const __m512i table = lut(), nibble = _mm512_set1_epi8(15);
-    __m512i even[MB], odd[MB];
-    for (int m = 0; m < M; m++) even[m] = odd[m] = _mm512_setzero_si512();
+    __m512i even[MB * PB], odd[MB * PB];
+    UNROLL for (int m = 0; m < M * P; m++) even[m] = odd[m] = _mm512_setzero_si512();
+    const int turn = Kp - AHEAD_GROUPS * NV_COLS;
     for (int k = 0; k < Kp; k += NV_COLS, w += NV_GROUP_BYTES) {
-        for (int i = 0; i < 9; i++) _mm_prefetch((const char *)w + AHEAD_BYTES + i * 64, _MM_HINT_T0);
+        const uint8_t *next = w + (k < turn ? 0 : ahead) + AHEAD_GROUPS * NV_GROUP_BYTES;
+        UNROLL for (int p = 0; p < P; p++) for (int i = 0; i < 9; i++)
+            _mm_prefetch((const char *)next + p * stride + i * 64, _MM_HINT_T0);
         for (int b = 0; b < 4; b++) {
-            const __m512i c0 = _mm512_load_si512(w + 64 + b * 128), c1 = _mm512_load_si512(w + 128 + b * 128);
-            const __m512i e0 = _mm512_shuffle_epi8(table, _mm512_and_si512(c0, nibble));
-            const __m512i o0 = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi32(c0, 4), nibble));
-            const __m512i e1 = _mm512_shuffle_epi8(table, _mm512_and_si512(c1, nibble));
-            const __m512i o1 = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi32(c1, 4), nibble));
-            const __m512i ws = scale_ints(w + b * 16), ws_odd = _mm512_srli_epi64(ws, 32);
             const int at = k + b * BLOCK;
-            for (int m = 0; m < M; m++) {
-                const int8_t *x = a[m].codes + at;
-                __m512i s = _mm512_set1_epi32(a[m].bias[at / BLOCK]);
-                s = _mm512_dpbusd_epi32(s, e0, dword(x));
-                s = _mm512_dpbusd_epi32(s, o0, dword(x + 4));
-                s = _mm512_dpbusd_epi32(s, e1, dword(x + 8));
-                s = _mm512_dpbusd_epi32(s, o1, dword(x + 12));
-                s = _mm512_mullo_epi32(s, _mm512_set1_epi32(a[m].scale[at / BLOCK]));
-                even[m] = _mm512_add_epi64(even[m], _mm512_mul_epi32(s, ws));
-                odd[m] = _mm512_add_epi64(odd[m], _mm512_mul_epi32(_mm512_srli_epi64(s, 32), ws_odd));
+            UNROLL for (int p = 0; p < P; p++) {
+                const uint8_t *g = w + p * stride;
+                const __m512i c0 = _mm512_load_si512(g + 64 + b * 128), c1 = _mm512_load_si512(g + 128 + b * 128);
+                const __m512i e0 = _mm512_shuffle_epi8(table, _mm512_and_si512(c0, nibble));
+                const __m512i o0 = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi32(c0, 4), nibble));
+                const __m512i e1 = _mm512_shuffle_epi8(table, _mm512_and_si512(c1, nibble));
+                const __m512i o1 = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi32(c1, 4), nibble));
+                const __m512i ws = scale_ints(g + b * 16), ws_odd = _mm512_srli_epi64(ws, 32);
+                UNROLL for (int m = 0; m < M; m++) {
+                    const int8_t *x = a[m].codes + at;
+                    const int i = p * M + m;
+                    __m512i s = _mm512_set1_epi32(a[m].bias[at / BLOCK]);
+                    s = _mm512_dpbusd_epi32(s, e0, dword(x));
+                    s = _mm512_dpbusd_epi32(s, o0, dword(x + 4));
+                    s = _mm512_dpbusd_epi32(s, e1, dword(x + 8));
+                    s = _mm512_dpbusd_epi32(s, o1, dword(x + 12));
+                    s = _mm512_mullo_epi32(s, _mm512_set1_epi32(a[m].scale[at / BLOCK]));
+                    even[i] = _mm512_add_epi64(even[i], _mm512_mul_epi32(s, ws));
+                    odd[i] = _mm512_add_epi64(odd[i], _mm512_mul_epi32(_mm512_srli_epi64(s, 32), ws_odd));
+                }
             }
         }
     }
-    for (int m = 0; m < M; m++) { /* one rounding each, then back into the order of rows */
-        const __m512 lo = _mm512_castps256_ps512(_mm512_cvtepi64_ps(even[m]));
-        const __m512 hi = _mm512_castps256_ps512(_mm512_cvtepi64_ps(odd[m]));
+    UNROLL for (int p = 0; p < P; p++)
+        UNROLL for (int m = 0; m < M; m++) { /* one rounding each, then back into the order of rows */
+        const int i = p * M + m;
+        const __m512 lo = _mm512_castps256_ps512(_mm512_cvtepi64_ps(even[i]));
+        const __m512 hi = _mm512_castps256_ps512(_mm512_cvtepi64_ps(odd[i]));
         const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        _mm512_storeu_ps(y + m * ldy, _mm512_permutex2var_ps(lo, order, hi));
+        _mm512_storeu_ps(y + m * ldy + p * NV_ROWS, _mm512_permutex2var_ps(lo, order, hi));
     }
 }
 
+/* n panels, P at a time while there are P; the last ones singly. */
+INLINE void rows_at_once(float *y, int64_t ldy, const uint8_t *w, int64_t stride, int n, int Kp, const nv_act *a,
+                         const int M, const int P) {
+    int p = 0;
+    for (; p + P <= n; p += P) panel_rows(y + p * NV_ROWS, ldy, w + p * stride, stride, (P - 1) * stride, Kp, a, M, P);
+    for (; p < n; p++) panel_rows(y + p * NV_ROWS, ldy, w + p * stride, stride, 0, Kp, a, M, 1);
+}
+
 static void dot(float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int Kp, const nv_act *a, int M) {
-    for (int p = 0; p < n; p++, y += NV_ROWS, panels += stride) {
+    enum { TOGETHER = 12 }; /* panels that stay in the second-level cache for all rows */
+    for (int p = 0; p < n; p += TOGETHER, panels += TOGETHER * stride, y += TOGETHER * NV_ROWS) {
+        const int N = n - p < TOGETHER ? n - p : TOGETHER;
         int m = 0;
-        for (; m + 4 <= M; m += 4) panel_rows(y + m * ldy, ldy, panels, Kp, a + m, 4);
+        for (; m + 4 <= M; m += 4) rows_at_once(y + m * ldy, ldy, panels, stride, N, Kp, a + m, 4, 3);
         switch (M - m) {
-        case 3: panel_rows(y + m * ldy, ldy, panels, Kp, a + m, 3); break;
-        case 2: panel_rows(y + m * ldy, ldy, panels, Kp, a + m, 2); break;
-        case 1: panel_rows(y + m * ldy, ldy, panels, Kp, a + m, 1); break;
+        case 3: rows_at_once(y + m * ldy, ldy, panels, stride, N, Kp, a + m, 3, 3); break;
+        case 2: rows_at_once(y + m * ldy, ldy, panels, stride, N, Kp, a + m, 2, 4); break;
+        case 1: rows_at_once(y + m * ldy, ldy, panels, stride, N, Kp, a + m, 1, 4); break;
         default: break;
         }
     }

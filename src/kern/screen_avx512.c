@@ -5,40 +5,60 @@
 #include <immintrin.h>
 #include <string.h>
 
-enum { ROWS = 2, AHEAD = 8192 };
+enum { AHEAD = 16384 };
 
-/* The codes are one stream; hardware prefetchers stop at page borders, so lines far ahead are asked for here. */
-INLINE void dots_m(int64_t *y, int64_t ldy, const int8_t *codes, const int32_t *sums, const screen_act *x, int N,
-                   int64_t stride, const int M) {
-    for (int n = 0; n < N; n += ROWS, codes += ROWS * stride) {
-        const int8_t *second = codes + (n + 1 < N ? stride : 0);
-        __m512i high[SCREEN_MAX_ROWS * ROWS], low[SCREEN_MAX_ROWS * ROWS];
-        UNROLL for (int a = 0; a < M * ROWS; a++) high[a] = low[a] = _mm512_setzero_si512();
-        for (int64_t i = 0; i < stride; i += SCREEN_STEP) {
-            const __m512i w0 = _mm512_load_si512(codes + i), w1 = _mm512_load_si512(second + i);
-            _mm_prefetch((const char *)codes + i + AHEAD, _MM_HINT_T0);
-            _mm_prefetch((const char *)second + i + AHEAD, _MM_HINT_T0);
-            UNROLL for (int m = 0; m < M; m++) {
-                const __m512i h = _mm512_load_si512(x[m].high + i), l = _mm512_load_si512(x[m].low + i);
-                high[2 * m] = _mm512_dpbusd_epi32(high[2 * m], h, w0);
-                high[2 * m + 1] = _mm512_dpbusd_epi32(high[2 * m + 1], h, w1);
-                low[2 * m] = _mm512_dpbusd_epi32(low[2 * m], l, w0);
-                low[2 * m + 1] = _mm512_dpbusd_epi32(low[2 * m + 1], l, w1);
-            }
+/* Lanes of 16 vectors added up: lane i of the result is the sum of v[i]. */
+INLINE __m512i sums_of_16(const __m512i *v) {
+    __m512i a[8], b[4], c[2];
+    UNROLL for (int i = 0; i < 8; i++) a[i] =
+        _mm512_add_epi32(_mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+    UNROLL for (int i = 0; i < 4; i++) b[i] =
+        _mm512_add_epi32(_mm512_unpacklo_epi64(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_epi64(a[2 * i], a[2 * i + 1]));
+    UNROLL for (int i = 0; i < 2; i++) c[i] = _mm512_add_epi32(_mm512_shuffle_i32x4(b[2 * i], b[2 * i + 1], 0x88),
+                                                               _mm512_shuffle_i32x4(b[2 * i], b[2 * i + 1], 0xdd));
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(c[0], c[1], 0x88), _mm512_shuffle_i32x4(c[0], c[1], 0xdd));
+}
+
+/* R rows of codes against M of inputs. Several rows are several streams, on several pages: hardware prefetchers stop at page
+ * borders. The lines of the rows R further on are asked for meanwhile. */
+INLINE void dots_tile(int64_t *y, int64_t ldy, const int8_t *codes, const int32_t *sums, const screen_act *x,
+                      int64_t stride, const int M, const int R) {
+    __m512i high[16], low[16];
+    UNROLL for (int a = 0; a < 16; a++) high[a] = low[a] = _mm512_setzero_si512();
+    const int64_t ahead = R * stride > AHEAD ? AHEAD : R * stride;
+    for (int64_t i = 0; i < stride; i += SCREEN_STEP) {
+        __m512i w[8];
+        UNROLL for (int r = 0; r < R; r++) {
+            w[r] = _mm512_load_si512(codes + r * stride + i);
+            _mm_prefetch((const char *)codes + r * stride + i + ahead, _MM_HINT_T0);
         }
-        UNROLL for (int m = 0; m < M; m++) UNROLL for (int r = 0; r < ROWS; r++) if (n + r < N) y[m * ldy + n + r] =
-            256 * (int64_t)_mm512_reduce_add_epi32(high[2 * m + r]) + _mm512_reduce_add_epi32(low[2 * m + r]) -
-            32768 * (int64_t)sums[n + r];
+        UNROLL for (int m = 0; m < M; m++) {
+            const __m512i h = _mm512_load_si512(x[m].high + i), l = _mm512_load_si512(x[m].low + i);
+            UNROLL for (int r = 0; r < R; r++) high[m * R + r] = _mm512_dpbusd_epi32(high[m * R + r], h, w[r]);
+            UNROLL for (int r = 0; r < R; r++) low[m * R + r] = _mm512_dpbusd_epi32(low[m * R + r], l, w[r]);
+        }
     }
+    int32_t h[16], l[16];
+    _mm512_storeu_si512(h, sums_of_16(high));
+    _mm512_storeu_si512(l, sums_of_16(low));
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int r = 0; r < R; r++) y[m * ldy + r] =
+        256 * (int64_t)h[m * R + r] + l[m * R + r] - 32768 * (int64_t)sums[r];
+}
+
+INLINE void dots_m(int64_t *y, int64_t ldy, const int8_t *codes, const int32_t *sums, const screen_act *x, int N,
+                   int64_t stride, const int M, const int R) {
+    int n = 0;
+    for (; n + R <= N; n += R) dots_tile(y + n, ldy, codes + n * stride, sums + n, x, stride, M, R);
+    for (; n < N; n++) dots_tile(y + n, ldy, codes + n * stride, sums + n, x, stride, M, 1);
 }
 
 static void dots(int64_t *y, int64_t ldy, const int8_t *codes, const int32_t *sums, const screen_act *x, int M, int N,
                  int64_t stride) {
     switch (M) {
-    case 1: dots_m(y, ldy, codes, sums, x, N, stride, 1); return;
-    case 2: dots_m(y, ldy, codes, sums, x, N, stride, 2); return;
-    case 3: dots_m(y, ldy, codes, sums, x, N, stride, 3); return;
-    default: dots_m(y, ldy, codes, sums, x, N, stride, 4); return;
+    case 1: dots_m(y, ldy, codes, sums, x, N, stride, 1, 8); return;
+    case 2: dots_m(y, ldy, codes, sums, x, N, stride, 2, 4); return;
+    case 3: dots_m(y, ldy, codes, sums, x, N, stride, 3, 4); return;
+    default: dots_m(y, ldy, codes, sums, x, N, stride, 4, 2); return;
     }
 }
 

@@ -10,6 +10,7 @@
 #include "kern/quant.h"
 #include "kern/screen.h"
 #include "ops/ops_impl.h"
+#include "ops/ops_slab.h"
 
 typedef struct cpu {
     kern k;
@@ -22,6 +23,7 @@ typedef struct cpu {
     work shared, units, screen, full; /* sized by the caller before the pool runs */
     work own;                         /* threads x own_bytes */
     size_t own_bytes;
+    slab weights; /* packed */
 } cpu;
 
 /* Run fn(ctx, thread, threads) on all threads, or on the caller alone when about `ns` of work on one thread is not

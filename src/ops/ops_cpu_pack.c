@@ -12,15 +12,16 @@ static void drop_pages(const void *p, size_t bytes) {
 }
 
 static bool packed_new(ops *o, uint8_t **out, size_t bytes, err *e) {
+    cpu *c = o->self;
     void *p = NULL;
-    if (!o->mem_new(o, &p, bytes, e)) return false;
-#ifdef MADV_HUGEPAGE
-    const uintptr_t huge = 2 << 20, begin = ((uintptr_t)p + huge - 1) / huge * huge,
-                    end = ((uintptr_t)p + bytes) / huge * huge;
-    if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* one read stream through gigabytes */
-#endif
+    if (!slab_take(&c->weights, &p, bytes, e)) return false;
     *out = p;
     return true;
+}
+
+static void packed_free(ops *o, uint8_t *p) {
+    cpu *c = o->self;
+    slab_drop(&c->weights, p);
 }
 
 /* ---- one matrix ---- */
@@ -60,7 +61,7 @@ bool cpu_linear_new(ops *o, linear **out, const linear_desc *d, err *e) {
 }
 
 void cpu_linear_free(ops *o, linear *w) {
-    if (w) o->mem_free(o, w->packed);
+    if (w) packed_free(o, w->packed);
     host_linear_free(o, w);
 }
 
@@ -143,8 +144,8 @@ bool cpu_experts_new(ops *o, experts **out, const experts_desc *d, err *e) {
 
 void cpu_experts_free(ops *o, experts *x) {
     if (x) {
-        o->mem_free(o, x->packed_in);
-        o->mem_free(o, x->packed_down);
+        packed_free(o, x->packed_in);
+        packed_free(o, x->packed_down);
     }
     host_experts_free(o, x);
 }

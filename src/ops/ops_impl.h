@@ -10,7 +10,7 @@ struct linear {
     int rows, cols;
     const void *data;
     linear_quant q;
-    uint8_t *packed; /* cpu, NVFP4: panels of kern/nv.h, from mem_new; NULL otherwise */
+    uint8_t *packed; /* cpu, NVFP4: panels of kern/nv.h, of a slab; NULL otherwise */
 };
 
 struct experts {
