@@ -132,6 +132,8 @@ $(B)/src/%.o: src/%.c $(B)/flags
 	$(if $(V),,@echo "  CC   $<")
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(ISA_$(call isa_of,$<)) $(if $(and $(SAN),$(findstring clang,$(CC)),$(filter avx2 avx512 amx,$(call isa_of,$<))),-fno-sanitize=undefined) -MMD -MP -c -o $@ $<
 
+$(B)/src/serve/page.o: src/serve/page.html # through .incbin, which the compiler's list of dependencies does not show
+
 $(B)/src/kern/%_ref_fma.o: src/kern/%_ref.c $(B)/flags
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CC   $<")

@@ -6,6 +6,8 @@
 #   lint     make lint                                           unit     C tests, fuzz corpora, command-line cases
 #   san      the C tests under AddressSanitizer and UBSan        py       Python tier; quick leaves out what is marked slow
 #   tsan     threaded tests under ThreadSanitizer                arm      aarch64 build, tests under qemu-user
+# Besides these, only when named:
+#   web      the built-in page in headless Chromium (which is installed when it is missing)
 # Environment: JOBS (compiler processes, default: CPUs), TEST_JOBS (test programs at a time, default: CPUs).
 set -u
 cd "$(dirname "$0")/.." || exit 4
@@ -16,11 +18,12 @@ for a in "${@:-full}"; do
   case $a in
   quick) slow='not slow'; read -ra s <<< "$quick"; stages+=("${s[@]}") ;;
   full) read -ra s <<< "$all"; stages+=("${s[@]}") ;;
-  -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
-  *) case " $all " in *" $a "*) stages+=("$a") ;; *) echo "test: unknown stage '$a' (quick, full, or any of: $all)" >&2; exit 2 ;; esac ;;
+  -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  *) case " $all web " in *" $a "*) stages+=("$a") ;; *) echo "test: unknown stage '$a' (quick, full, or any of: $all web)" >&2; exit 2 ;; esac ;;
   esac
 done
 case " ${stages[*]} " in *" arm "*) setup=() ;; *) setup=(--no-cross) ;; esac
+case " ${stages[*]} " in *" web "*) setup+=(--browser) ;; esac
 
 jobs=${JOBS:-$(nproc)} logs=build/test-logs
 export TEST_JOBS=${TEST_JOBS:-$(nproc)} TERM=dumb
@@ -56,6 +59,10 @@ run_py() {
   [ -n "$(ls tests/e2e/test_*.py tests/diff/test_*.py 2> /dev/null)" ] || return 0
   make -j"$jobs" WERROR=1 CC=gcc all || return 1
   NIBBLE=$PWD/build/$(uname -m)-gcc/nibble .venv/bin/python -m pytest -q -p no:cacheprovider -n "$TEST_JOBS" -m "$slow" --durations=10 --durations-min=2 tests/e2e tests/diff
+}
+run_web() {
+  make -j"$jobs" WERROR=1 CC=gcc all || return 1
+  NIBBLE=$PWD/build/$(uname -m)-gcc/nibble .venv/bin/python -m pytest -q -p no:cacheprovider tests/web
 }
 # Kernels with more bits of address randomisation than the runtime expects break it at start: then without.
 run_tsan() {

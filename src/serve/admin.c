@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "serve/page.h"
 #include "serve/server_impl.h"
 
 /* ---- access ---- */
@@ -219,14 +220,27 @@ static void get_metrics(server *s, http_call *c) {
     buf_free(&b);
 }
 
+static void get_page(server *s, http_call *c) {
+    (void)s;
+    http_reply_header(c, "Content-Security-Policy", PAGE_SECURITY_POLICY);
+    http_reply_header(c, "X-Content-Type-Options", "nosniff");
+    http_reply_header(c, "Referrer-Policy", "no-referrer");
+    http_reply_header(c, "Cache-Control", "no-cache");
+    http_reply(c, 200, "text/html; charset=utf-8", page_html());
+}
+
 bool admin_request(server *s, http_call *c, str path) {
     static const struct {
         const char *path;
         void (*fn)(server *s, http_call *c);
         bool open;
-    } table[] = { { "/health", get_health, true },    { "/ready", get_ready, true },
-                  { "/version", get_version, true },  { "/v1/models", get_models, false },
-                  { "/metrics", get_metrics, false }, { "/server_info", get_server_info, false } };
+    } table[] = { { "/", get_page, true },
+                  { "/health", get_health, true },
+                  { "/ready", get_ready, true },
+                  { "/version", get_version, true },
+                  { "/v1/models", get_models, false },
+                  { "/metrics", get_metrics, false },
+                  { "/server_info", get_server_info, false } };
     const str prefix = STR("/v1/models/");
     for (size_t i = 0; i < ARRAY_LEN(table); i++) {
         if (!str_is(path, table[i].path) || (!table[i].open && !admin_authorized(s, c))) continue;
