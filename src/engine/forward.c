@@ -260,10 +260,10 @@ bool forward_argmax(scratch *s, int32_t *choice, const float *hidden, int rows, 
     return o->sync(o, e);
 }
 
-bool forward_top(scratch *s, int32_t *ids, float *logits, const float *hidden, int rows, int k, const head_query *q,
-                 err *e) {
+bool forward_top(scratch *s, int32_t *ids, float *logits, float *extra, const float *hidden, int rows, int k,
+                 const head_query *q, err *e) {
     const net *n = s->n;
-    n->o->head_top(n->o, ids, logits, NULL, n->heads.top, hidden, rows, k, q);
+    n->o->head_top(n->o, ids, logits, extra, n->heads.top, hidden, rows, k, q);
     return n->o->sync(n->o, e);
 }
 
@@ -293,7 +293,7 @@ bool forward_draft(scratch *s, int32_t *ids, const float *hidden, const id_set *
     CHECK(rows <= s->head_rows, "%d rows of drafts in a scratch of %d", rows, s->head_rows);
     if (!h->draft && !h->top) return forward_argmax(s, ids, hidden, rows, e);
     if (!h->draft) {
-        if (!forward_top(s, ids, s->draft_logits, hidden, rows, 1, NULL, e)) return false;
+        if (!forward_top(s, ids, s->draft_logits, NULL, hidden, rows, 1, NULL, e)) return false;
         for (int i = 0; i < rows; i++) ids[i] = ids[i] < 0 ? 0 : ids[i]; /* not finite: verification will say so */
         return true;
     }

@@ -63,9 +63,9 @@ void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hi
 void forward_logits(scratch *s, const float *hidden, int rows);
 /* The same over real ids only, at row stride real_vocab, rows <= head_rows. */
 void forward_real_logits(scratch *s, const float *hidden, int rows);
-/* The k best ids and logits of each row through the screened head: ops.h head_top (q [rows] or NULL) -> host ids, logits
- * [rows, k]. Waits. */
-NODISCARD bool forward_top(scratch *s, int32_t *ids, float *logits, const float *hidden, int rows, int k,
+/* The k best ids and logits of each row through the screened head: ops.h head_top -> host ids, logits [rows, k]; q [rows] and
+ * extra as there, or NULL. Waits. */
+NODISCARD bool forward_top(scratch *s, int32_t *ids, float *logits, float *extra, const float *hidden, int rows, int k,
                            const head_query *q, err *e);
 /* A proposal for each row: the draft head's argmax or one of the row's own ids (heads_note; own [rows], host) whose exact
  * logit is larger; without a draft head the exact head's argmax. rows <= head_rows. Waits. */

@@ -105,14 +105,18 @@ static bool choose_top(run *r, int32_t *picked, const float *hidden, const int32
     int32_t ids[(ENGINE_MAX_DRAFT + 1) * HEAD_MAX_TOP];
     float logits[(ENGINE_MAX_DRAFT + 1) * HEAD_MAX_TOP];
     CHECK(rows <= ENGINE_MAX_DRAFT + 1, "%d rows to choose", rows);
-    if (!forward_top(&g->sc, ids, logits, hidden, rows, k, r->opt->rule.mask ? g->asked : NULL, e)) return false;
+    if (!forward_top(&g->sc, ids, logits, NULL, hidden, rows, k, r->opt->rule.mask ? g->asked : NULL, e)) return false;
     bool real = true;
     for (int i = 0; i < rows; i++) {
         picked[i] = -1;
         if (!real && !wants_all(r)) continue;
         err unused = { 0 }; /* of a position that is not reached */
-        const bool ok = choose_from_top(g, &picked[i], p, ids + i * k, logits + i * k, k, pos0 + i,
-                                        r->out->output_tokens + i, real ? e : &unused);
+        const choose_row x = { .ids = ids + i * k,
+                               .logits = logits + i * k,
+                               .k = k,
+                               .position = pos0 + i,
+                               .generated = r->out->output_tokens + i };
+        const bool ok = choose_from_top(g, &picked[i], p, &x, NULL, real ? e : &unused);
         if (!ok && real) return false;
         if (i < rows - 1) real = real && picked[i] == drafts[i];
     }

@@ -41,6 +41,14 @@ static bool open_buffers(loop *l, err *e) {
     const size_t top = (size_t)l->g->sc.head_rows * HEAD_MAX_TOP;
     l->top_ids = xcalloc(top, sizeof *l->top_ids);
     l->top_logits = xcalloc(top, sizeof *l->top_logits);
+    if (l->g->n.heads.top) {
+        l->edits_cap = choose_most_edits(l->g) + ENGINE_MAX_DRAFT;
+        const size_t cap = (size_t)l->edits_cap, head_rows = (size_t)l->g->sc.head_rows;
+        l->edit_ids = xcalloc(n * cap, sizeof *l->edit_ids);
+        l->edit_logits = xcalloc(head_rows * cap, sizeof *l->edit_logits);
+        l->room.ids = xcalloc(cap + HEAD_MAX_TOP, sizeof *l->room.ids);
+        l->room.logits = xcalloc(cap + HEAD_MAX_TOP, sizeof *l->room.logits);
+    }
     if (!depth_open(&l->model)) return fail(e, ERR_MACHINE, "E-MACHINE-MEMORY", "loop: no memory");
     return device_rows(l, &l->keep, (int64_t)l->slots * LOOP_KEEP_ROWS, e) && device_rows(l, &l->stage, rows, e) &&
            device_rows(l, &l->drafts, l->slots, e);
@@ -221,8 +229,9 @@ void loop_close(loop *l) {
     float *rows[] = { l->keep, l->stage, l->drafts };
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
         if (rows[i]) l->g->o->mem_free(l->g->o, rows[i]);
-    void *own[] = { l->slot_of, l->by_slot, l->active, l->group,   l->todo,      (void *)l->own,
-                    l->spans,   l->choice,  l->ids,    l->top_ids, l->top_logits };
+    void *own[] = { l->slot_of,     l->by_slot,  l->active,      l->group,    l->todo,
+                    (void *)l->own, l->spans,    l->choice,      l->ids,      l->top_ids,
+                    l->top_logits,  l->edit_ids, l->edit_logits, l->room.ids, l->room.logits };
     for (size_t i = 0; i < ARRAY_LEN(own); i++) free(own[i]);
     depth_close(&l->model);
     pthread_cond_destroy(&l->wake);

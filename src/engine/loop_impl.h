@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/engine.h"
+#include "engine/choose.h"
 
 enum { LOOP_KEEP_ROWS = 2 * OPS_MAX_PENDING, LOOP_MAX_CHOICES = 128, LOOP_MAX_LOGPROBS = 64 };
 
@@ -40,6 +40,7 @@ typedef struct seq {
     int keep_pos;  /* the slot's kept hidden rows are those of positions [keep_pos, done) */
     history seen;  /* closed unless the request has penalties */
     id_set own;    /* tokens that the draft head has no row for; closed unless there is one to draft with */
+    id_set edits;  /* whose logits the request edits; closed unless they are computed apart from the best */
     gen_result out;
     /* of this step */
     int rows, row0, depth;
@@ -87,12 +88,17 @@ struct loop {
     double work_seconds; /* of this step */
     loop_stats counts;
     /* buffers */
-    float *keep;         /* device [slots, LOOP_KEEP_ROWS, H] */
-    float *stage;        /* device [scratch rows, H]: inputs of the draft layer, of the head */
-    float *drafts;       /* device [slots, H]: what the newest draft of each was made from */
-    int32_t *ids;        /* [scratch rows] */
-    int32_t *top_ids;    /* [head rows, HEAD_MAX_TOP] */
-    float *top_logits;   /* of the same */
+    float *keep;       /* device [slots, LOOP_KEEP_ROWS, H] */
+    float *stage;      /* device [scratch rows, H]: inputs of the draft layer, of the head */
+    float *drafts;     /* device [slots, H]: what the newest draft of each was made from */
+    int32_t *ids;      /* [scratch rows] */
+    int32_t *top_ids;  /* [head rows, HEAD_MAX_TOP] */
+    float *top_logits; /* of the same */
+    /* For requests that edit logits, with a screened head; NULL without. */
+    int32_t *edit_ids;  /* [slots, edits_cap]: of each of the group */
+    float *edit_logits; /* [head rows, edits_cap] */
+    choose_room room;
+    int edits_cap;
     int32_t *choice;     /* [slots] */
     ops_span *spans;     /* [slots] */
     seq **group, **todo; /* [slots] */

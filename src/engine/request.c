@@ -81,6 +81,7 @@ void request_free(request *r) {
         free(r->seqs[i].tokens);
         history_close(&r->seqs[i].seen);
         id_set_close(&r->seqs[i].own);
+        id_set_close(&r->seqs[i].edits);
     }
     free(r->seqs);
     free(r->prompt);
@@ -152,6 +153,7 @@ bool request_emit(loop *l, seq *s, int32_t id, const float *logits) {
     heads_note(&l->g->n.heads, &s->own, &id, 1);
     l->counts.output_tokens++;
     if (s->seen.state) history_push(&s->seen, id);
+    choose_edits_push(&s->edits, l->g, &s->sampling, id);
     if (q->rule.accept) q->rule.accept(q->rule.ctx, s->choice, id);
     const bool go_on = q->on_token(q->ctx, s->choice, id, logprob, n > 0 ? top : NULL, n > 0 ? logprobs : NULL);
     if (is_stop(q, id))

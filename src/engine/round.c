@@ -1,6 +1,7 @@
 /* What one step computes, for all running choices at once. The alignment of the draft layer is that of generate.c. */
+#include <string.h>
+
 #include "base/clock.h"
-#include "engine/choose.h"
 #include "engine/loop_impl.h"
 
 static int slot_of(const loop *l, const seq *s) { return l->slot_of[s->slot]; }
@@ -223,20 +224,33 @@ typedef struct drawn_from {
     float *logits;
     int32_t *ids;            /* NULL: whole rows */
     int k;                   /* entries per row of both */
-    const head_query *asked; /* what the requests' rules allow */
+    const head_query *asked; /* [rows] what rules allow, and what was computed apart from the best */
+    const float *extra;      /* the logits of the latter, row by row */
 } drawn_from;
 
 static bool pick(loop *l, seq *s, int32_t *id, const drawn_from *f, int row, int64_t position) {
     const int generated = s->out.output_tokens + row;
     float *logits = f->logits + (int64_t)row * f->k;
-    if (f->ids)
-        return choose_from_top(l->g, id, &s->sampling, f->ids + (int64_t)row * f->k, logits,
-                               choose_top_count(l->g, &s->sampling), position, generated, &s->fault);
+    const history *seen = s->seen.state ? &s->seen : NULL;
+    if (f->ids) {
+        const int n = f->asked[row].n_extra; /* the same for all rows of a choice */
+        const choose_row x = { .ids = f->ids + (int64_t)row * f->k,
+                               .logits = logits,
+                               .k = choose_top_count(l->g, &s->sampling),
+                               .edit_ids = f->asked[row].extra,
+                               .edit_logits = f->extra + (int64_t)row * n,
+                               .n_edits = n,
+                               .seen = seen,
+                               .allowed = f->asked[row].allowed,
+                               .position = position,
+                               .generated = generated };
+        return choose_from_top(l->g, id, &s->sampling, &x, &l->room, &s->fault);
+    }
     const sampler_row x = { .logits = logits,
                             .n = f->k,
                             .position = position,
                             .generated = generated,
-                            .seen = s->seen.state ? &s->seen : NULL,
+                            .seen = seen,
                             .allowed = f->asked[row].allowed };
     return sampler_draw(&l->g->sm, id, &s->sampling, &x, &s->fault);
 }
@@ -254,6 +268,24 @@ static bool draw(loop *l, seq *s, int32_t *picked, int *n, const drawn_from *f, 
     }
     while (pushed > 0) history_pop(&s->seen, s->draft[--pushed]);
     return ok;
+}
+
+static bool uses_top(const loop *l, const seq *s) {
+    return choose_few(l->g, &s->sampling, s->r->q.logprobs) &&
+           (sampler_is_plain(&s->sampling) || (s->edits.v && s->edits.complete));
+}
+
+/* What group[0..n) want computed apart: their edits, and of the drafts in front of a row those that then count. */
+static void ask_edits(const loop *l, int n) {
+    head_query *q = l->g->asked;
+    for (int i = 0; i < n; i++) {
+        const seq *s = l->group[i];
+        id_set all = { .v = l->edit_ids + (int64_t)i * l->edits_cap, .n = s->edits.n, .cap = l->edits_cap };
+        if (all.n > 0) memcpy(all.v, s->edits.v, (size_t)all.n * sizeof *all.v);
+        for (int d = 0; d < s->depth && s->phase == SEQ_DECODE; d++)
+            choose_edits_push(&all, l->g, &s->sampling, s->draft[d]);
+        for (int r = rows_to_choose(s); r > 0; r--) q->extra = all.v, q++->n_extra = all.n;
+    }
 }
 
 static void count_round(loop *l, seq *s, int accepted) {
@@ -298,7 +330,9 @@ static bool choose_group(loop *l, int n, int rows, int top, err *e) {
     drawn_from f = { .logits = l->top_logits, .ids = l->top_ids, .k = top, .asked = g->asked };
     const double t0 = clock_seconds();
     if (top > 0) {
-        if (!forward_top(&g->sc, f.ids, f.logits, l->stage, rows, top, g->asked, e)) return false;
+        f.extra = l->edit_logits;
+        ask_edits(l, n);
+        if (!forward_top(&g->sc, f.ids, f.logits, l->edit_logits, l->stage, rows, top, g->asked, e)) return false;
     } else {
         f = (drawn_from){ .logits = g->host_logits, .k = g->n.real_vocab, .asked = g->asked };
         forward_real_logits(&g->sc, l->stage, rows);
@@ -309,7 +343,10 @@ static bool choose_group(loop *l, int n, int rows, int top, err *e) {
         const int m = rows_to_choose(l->group[i]);
         advance(l, l->group[i], &f, m);
         f.logits += (int64_t)m * f.k;
-        if (f.ids) f.ids += (int64_t)m * f.k;
+        if (f.ids) {
+            f.ids += (int64_t)m * f.k;
+            f.extra += (int64_t)m * f.asked->n_extra;
+        }
         f.asked += m;
     }
     timed(l, t0); /* draws and callbacks; what they are wrapped in is next to nothing */
@@ -332,7 +369,7 @@ static bool choose_some(loop *l, int all, bool by_top, err *e) {
     int n = 0, rows = 0, top = 0;
     for (int i = 0; i < all; i++) {
         seq *s = l->todo[i];
-        if (!s || choose_uses_top(g, &s->sampling, s->r->q.logprobs) != by_top) continue;
+        if (!s || uses_top(l, s) != by_top) continue;
         const int m = rows_to_choose(s);
         if (rows + m > g->sc.head_rows) {
             if (!choose_group(l, n, rows, top, e)) return false;

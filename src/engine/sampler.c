@@ -94,10 +94,24 @@ int32_t sampler_find(const sampler *s, const float *x, int n, float logit) {
     CHECK(false, "no logit %g in block %d", (double)logit, b);
 }
 
-static void edit(sampler *s, const sampler_row *r, int32_t id, float value) {
-    s->undo[s->n_undo++] = (sampler_undo){ r->logits[id], id };
-    r->logits[id] = value;
-    s->stale[id / KERN_BLOCK] = 1;
+/* Where the logit of `id` is; -1: the row has none. */
+static int place_of(const sampler_row *r, int32_t id) {
+    if (!r->ids) return id < r->n ? id : -1;
+    int lo = 0, hi = r->n;
+    while (lo < hi) {
+        const int mid = (lo + hi) / 2;
+        if (r->ids[mid] < id)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < r->n && r->ids[lo] == id ? lo : -1;
+}
+
+static void edit(sampler *s, const sampler_row *r, int at, float value) {
+    s->undo[s->n_undo++] = (sampler_undo){ r->logits[at], at };
+    r->logits[at] = value;
+    s->stale[at / KERN_BLOCK] = 1;
 }
 
 /* What stays finite without an edit stays finite with it. */
@@ -110,22 +124,27 @@ static void penalize(sampler *s, const sampler_params *p, const sampler_row *r) 
     for (int i = 0; i < h->n_ids; i++) {
         const int32_t id = h->ids[i];
         const uint32_t count = history_count(h, id);
-        if (id >= r->n || (count == 0 && !prompt_counts)) continue;
-        float v = r->logits[id];
+        const int at = count > 0 || prompt_counts ? place_of(r, id) : -1;
+        if (at < 0) continue;
+        float v = r->logits[at];
         if (prompt_counts) v = v > 0 ? v / repetition : v * repetition;
         if (count > 0) v = (v - frequency * (float)count) - presence;
-        edit(s, r, id, bounded(v));
+        edit(s, r, at, bounded(v));
     }
 }
 
 static void add_bias(sampler *s, const sampler_params *p, const sampler_row *r) {
-    for (int i = 0; i < p->n_bias; i++)
-        if (p->bias[i].id < r->n) edit(s, r, p->bias[i].id, bounded(r->logits[p->bias[i].id] + p->bias[i].value));
+    for (int i = 0; i < p->n_bias; i++) {
+        const int at = place_of(r, p->bias[i].id);
+        if (at >= 0) edit(s, r, at, bounded(r->logits[at] + p->bias[i].value));
+    }
 }
 
 static void ban_stops(sampler *s, const sampler_params *p, const sampler_row *r) {
-    for (int i = 0; i < p->n_stop_ids; i++)
-        if (p->stop_ids[i] < r->n) edit(s, r, p->stop_ids[i], -INFINITY);
+    for (int i = 0; i < p->n_stop_ids; i++) {
+        const int at = place_of(r, p->stop_ids[i]);
+        if (at >= 0) edit(s, r, at, -INFINITY);
+    }
 }
 
 /* Maxima of the blocks that edits touched. */
@@ -147,7 +166,11 @@ static void restore(sampler *s, const sampler_row *r) {
 
 /* The row with every id that is not allowed at -inf, and its maxima. */
 static void mask(sampler *s, const sampler_row *r) {
-    for (int first = 0; first < r->n; first += 64) {
+    for (int i = 0; r->ids && i < r->n; i++) {
+        const int32_t id = r->ids[i];
+        s->masked[i] = r->allowed[id / 64] >> id % 64 & 1 ? r->logits[i] : -INFINITY;
+    }
+    for (int first = 0; !r->ids && first < r->n; first += 64) {
         const uint64_t word = r->allowed[first / 64];
         const int count = r->n - first < 64 ? r->n - first : 64;
         float *y = s->masked + first;
@@ -223,6 +246,7 @@ bool sampler_draw(sampler *s, int32_t *id, const sampler_params *p, const sample
                   (long long)r->position);
     else
         *id = sampler_is_greedy(p) ? sampler_find(s, x, r->n, top) : draw_filtered(s, p, x, r, top);
+    if (ok && r->ids) *id = r->ids[*id];
     restore(s, r);
     return ok;
 }

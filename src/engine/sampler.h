@@ -39,11 +39,13 @@ typedef struct sampler_params {
 } sampler_params;
 
 typedef struct sampler_row {
-    float *logits;           /* [n]; edited during the call, the same bits again when it returns */
-    int n;                   /* <= the vocabulary given to sampler_open */
-    int64_t position;        /* absolute, of the token to be chosen */
-    int generated;           /* tokens generated before it */
-    const history *seen;     /* for penalties; NULL = none */
+    float *logits;       /* [n]; edited during the call, the same bits again when it returns */
+    const int32_t *ids;  /* [n] ascending: whose logits they are, of a row of which the others are out of the question;
+                              * all ids that are edited must be there; NULL: of id 0, 1, ... */
+    int n;               /* <= the vocabulary given to sampler_open */
+    int64_t position;    /* absolute, of the token to be chosen */
+    int generated;       /* tokens generated before it */
+    const history *seen; /* for penalties; NULL = none */
     const uint64_t *allowed; /* bit id % 64 of word id / 64 set: may be chosen; NULL = all */
 } sampler_row;
 
@@ -56,7 +58,7 @@ typedef struct sampler_entry {
 
 typedef struct sampler_undo {
     float old;
-    int32_t id;
+    int32_t id; /* its place in the row */
 } sampler_undo;
 
 enum { SAMPLER_BUCKETS = 512 };

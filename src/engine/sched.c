@@ -61,10 +61,13 @@ static bool leader_at_work(const seq *s) {
 
 /* Kept through preemption: what was generated goes on counting. */
 static bool open_history(const loop *l, seq *s) {
-    if (!sampler_has_penalties(&s->sampling) || s->seen.state) return true;
-    if (!history_open(&s->seen, l->g->config.vocab, &s->fault)) return false;
-    history_prompt(&s->seen, s->tokens, s->n_tokens);
-    return true;
+    const sampler_params *p = &s->sampling;
+    if (sampler_has_penalties(p) && !s->seen.state) {
+        if (!history_open(&s->seen, l->g->config.vocab, &s->fault)) return false;
+        history_prompt(&s->seen, s->tokens, s->n_tokens);
+    }
+    return s->edits.v || sampler_is_plain(p) || !choose_few(l->g, p, s->r->q.logprobs) ||
+           choose_edits_open(&s->edits, l->g, p, &s->seen, &s->fault);
 }
 
 static void admit(loop *l, seq *s, int slot) {

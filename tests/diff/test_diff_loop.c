@@ -311,6 +311,45 @@ static loop *open_loop(engine *g, const loop_options *o) {
     return l;
 }
 
+/* Penalties, bias and banned stop ids leave the screened head in use, and the full head's tokens. */
+static void test_edits_are_screened(void **state) {
+    (void)state;
+    enum { N = 12 };
+    rnd r = rnd_open(seed + 9);
+    wanted all[N];
+    const sampler_params kinds[] = {
+        { .repetition = 1.3 },
+        { .presence = 1.5, .frequency = 0.5 },
+        { .temperature = 1, .top_k = 64, .top_p = 1, .presence = 2, .repetition = 0.8, .seed = 3 },
+        { .bias = bias, .n_bias = 2 },
+        { .temperature = 0.7, .top_k = 20, .top_p = 0.9, .bias = bias, .n_bias = 2, .repetition = 1.1, .seed = 4 },
+        { .temperature = 1, .top_k = 5, .top_p = 1, .stop_ids = banned, .n_stop_ids = 2, .min_tokens = 9, .seed = 5 },
+    };
+    engine *g = open_engine(TINY, 1, 0, 1, 0);
+    for (int i = 0; i < N; i++) {
+        all[i] = (wanted){ .n_prompt = 1 + (int)rnd_below(&r, MOST_PROMPT),
+                           .max_tokens = 30,
+                           .stop = -1,
+                           .choices = 1,
+                           .sampling = kinds[i % (int)ARRAY_LEN(kinds)] };
+        for (int k = 0; k < all[i].n_prompt; k++) all[i].prompt[k] = (int32_t)rnd_below(&r, 1544);
+        run_alone(g, &all[i], 0);
+    }
+    engine_close(g);
+    for (int depth = 0; depth < 4; depth += 3) {
+        g = open_engine(TINY, 5, 32, 2, 2);
+        loop *l = open_loop(g, &(loop_options){ .depth = depth, .fixed_depth = true });
+        ticket t[N] = { 0 };
+        int64_t drawn = 0;
+        for (int i = 0; i < N; i++) submit(l, &t[i], &all[i], -1, 0);
+        finish(l, 10000);
+        for (int i = 0; i < N; i++) check(&t[i], "edits through the screened head"), drawn += t[i].got[0].n;
+        assert_true(head_counted(g->n.heads.top).rows >= drawn);
+        loop_close(l);
+        engine_close(g);
+    }
+}
+
 /* The embedding of one id becomes NaN in this process's private copy of the page. */
 static void poison(const engine *g, int32_t id) {
     const size_t row = (size_t)g->config.hidden * 2, page = 4096;
@@ -728,12 +767,16 @@ int main(void) {
     seed = s ? strtoull(s, NULL, 0) : 20261202;
     if (m) mixes = atoi(m);
     printf("seed %llu\n", (unsigned long long)seed);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixes),        cmocka_unit_test(test_mixes_nvfp4),
-        cmocka_unit_test(test_poison),       cmocka_unit_test(test_preemption_and_sharing),
-        cmocka_unit_test(test_steady_state), cmocka_unit_test(test_deadline_and_cancel),
-        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_fairness),
-        cmocka_unit_test(test_acceptance),   cmocka_unit_test(test_threads)
-    };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_mixes),
+                                        cmocka_unit_test(test_mixes_nvfp4),
+                                        cmocka_unit_test(test_edits_are_screened),
+                                        cmocka_unit_test(test_poison),
+                                        cmocka_unit_test(test_preemption_and_sharing),
+                                        cmocka_unit_test(test_steady_state),
+                                        cmocka_unit_test(test_deadline_and_cancel),
+                                        cmocka_unit_test(test_refusals),
+                                        cmocka_unit_test(test_fairness),
+                                        cmocka_unit_test(test_acceptance),
+                                        cmocka_unit_test(test_threads) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -248,6 +248,83 @@ static void test_greedy(void **state) {
     sampler_close(&s);
 }
 
+/* Does a request with these options edit the logit of `id`? */
+static bool edits(const sampler_params *p, const history *h, int32_t id) {
+    for (int i = 0; i < p->n_bias; i++)
+        if (p->bias[i].id == id) return true;
+    for (int i = 0; i < p->n_stop_ids; i++)
+        if (p->stop_ids[i] == id) return true;
+    return h->state[id] != 0;
+}
+
+/* The k best of those that are allowed and not edited, and all that are edited: what is drawn from that is what is drawn from
+ * the whole row, with ties everywhere, edits that lift and sink, masks. */
+static void test_partial_rows(void **state) {
+    (void)state;
+    enum { MOST = 1500 };
+    static float v[MOST], part[MOST];
+    static int32_t ids[MOST];
+    uint64_t allowed[(MOST + 63) / 64];
+    err e = { 0 };
+    history h;
+    sampler s = opened(MOST, ISA_COUNT);
+    OK(history_open(&h, MOST, &e));
+    int edited = 0;
+    for (int round = 0; round < 2000; round++) {
+        const int n = 1 + (int)(rng() % MOST), levels = round % 3 ? 1 << 20 : 1 + (int)(rng() % 9);
+        sampler_bias bias[4];
+        int32_t stops[3];
+        for (int i = 0; i < 4; i++) bias[i] = (sampler_bias){ (int32_t)(rng() % (uint32_t)n), uniform() * 8 - 3 };
+        for (int i = 0; i < 3; i++) stops[i] = (int32_t)(rng() % (uint32_t)n);
+        for (int i = 0; i < n; i++) v[i] = (float)(rng() % (uint32_t)levels) * 6 / (float)levels - 2;
+        for (size_t i = 0; i < ARRAY_LEN(allowed); i++)
+            allowed[i] = ((uint64_t)rng() << 32 | rng()) | (round % 2 ? 0 : (uint64_t)rng() << 17);
+        history_reset(&h);
+        for (uint32_t i = rng() % 60; i > 0; i--) history_push(&h, (int32_t)(rng() % (uint32_t)n));
+        for (uint32_t i = rng() % 60; i > 0; i--) history_prompt(&h, (int32_t[]){ (int32_t)(rng() % (uint32_t)n) }, 1);
+        const sampler_params p = { .temperature = rng() % 3 ? 0.3 + uniform() : 0,
+                                   .top_k = 1 + (int)(rng() % 64),
+                                   .top_p = rng() % 2 ? 0.9 : 1,
+                                   .min_p = rng() % 3 ? 0 : 0.1,
+                                   .presence = rng() % 2 ? uniform() * 4 - 2 : 0,
+                                   .frequency = rng() % 2 ? 0.3 : 0,
+                                   .repetition = rng() % 2 ? 0.5 + uniform() : 1,
+                                   .seed = rng(),
+                                   .bias = bias,
+                                   .n_bias = (int)(rng() % 5),
+                                   .stop_ids = stops,
+                                   .n_stop_ids = (int)(rng() % 4),
+                                   .min_tokens = 5 };
+        const int k = sampler_is_greedy(&p) ? 1 : p.top_k;
+        const bool masked = round % 4 == 0;
+        sampler_row whole = { .logits = v, .n = n, .generated = (int)(rng() % 8), .seen = &h },
+                    few = { .logits = part, .ids = ids, .generated = whole.generated, .seen = &h };
+        if (masked) whole.allowed = few.allowed = allowed;
+        for (int32_t id = 0; id < n; id++) {
+            int above = 0; /* others that stand before it */
+            for (int32_t i = 0; i < n && above < k; i++)
+                above += (v[i] > v[id] || (v[i] == v[id] && i < id)) && !edits(&p, &h, i) &&
+                         (!masked || (allowed[i / 64] >> i % 64 & 1));
+            const bool own = edits(&p, &h, id);
+            edited += own;
+            if (!own && (above >= k || (masked && !(allowed[id / 64] >> id % 64 & 1)))) continue;
+            part[few.n] = v[id];
+            ids[few.n++] = id;
+        }
+        for (int i = 0; i < 5; i++) {
+            int32_t a = -1, b = -1;
+            err ea = { 0 }, eb = { 0 };
+            whole.position = few.position = i;
+            const bool ok = sampler_draw(&s, &a, &p, &whole, &ea);
+            assert_true(few.n > 0 ? sampler_draw(&s, &b, &p, &few, &eb) == ok : !ok);
+            if (a != b) fail_msg("round %d: %d of the whole row, %d of %d of it", round, a, b, few.n);
+        }
+    }
+    assert_true(edited > 10000);
+    history_close(&h);
+    sampler_close(&s);
+}
+
 static void test_not_finite(void **state) {
     (void)state;
     static const float bad[] = { NAN, INFINITY, -INFINITY };
@@ -342,7 +419,8 @@ static void test_reproducible(void **state) {
         for (size_t c = 0; c < ARRAY_LEN(all); c++) {
             int moved[3] = { 0 };
             for (int i = 0; i < 120; i++) {
-                const sampler_row r = { .logits = v, .n = N, .position = i }, next = { v, N, .position = i + 1 };
+                const sampler_row r = { .logits = v, .n = N, .position = i },
+                                  next = { .logits = v, .n = N, .position = i + 1 };
                 sampler_params seed = all[c], choice = all[c];
                 seed.seed++, choice.choice++;
                 const int32_t id = draw(&base, &all[c], &r);
@@ -509,6 +587,7 @@ int main(void) {
         cmocka_unit_test(test_distribution),
         cmocka_unit_test(test_distribution_of_many),
         cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_partial_rows),
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_nothing_left),
         cmocka_unit_test(test_extremes),
