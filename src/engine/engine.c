@@ -80,6 +80,7 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
     g->host_logits = xmalloc((size_t)head_rows * (size_t)g->n.real_vocab * sizeof(float));
     g->slot_used = xcalloc((size_t)slots, 1);
     g->pages_left = shape.pages;
+    g->prefix_pages = prefix_pages;
     return true;
 }
 

@@ -53,6 +53,7 @@ typedef struct engine {
     float *host_logits; /* [scratch head_rows, real_vocab] */
     uint8_t *slot_used; /* [slots] */
     int pages_left;     /* of KV that neither a session nor a loop has laid claim to */
+    int prefix_pages;   /* the most of them that a loop's prefix cache holds */
     uint64_t *masks;    /* [scratch head_rows, rule_words]; NULL until a request has a rule */
     head_query *asked;  /* [scratch head_rows] with allowed in masks or NULL */
     memory_plan plan;
@@ -159,12 +160,16 @@ typedef struct loop_options {
     bool
         fixed_depth; /* always that many; else as many as the measured acceptance and seconds per step make worthwhile */
     int max_queue;   /* choices that may wait for a slot; 0 = 1024 */
+    int prefix_every; /* with a prefix cache (engine_options): tokens between states kept of a long prompt; 0 = 4096 */
 } loop_options;
 
 /* A request. Callbacks run on the thread that steps the loop, without a lock held: they may submit and cancel. */
 typedef struct loop_request {
     const int32_t *prompt; /* [n_prompt] copied */
     int n_prompt;
+    const int *marks; /* [n_marks] copied: lengths in (0, n_prompt], rising, at which others may go on in another way
+                              * (ends of messages): the prefix cache keeps the state there. NULL: none */
+    int n_marks;
     sampler_params sampling; /* bias and stop ids are copied; choice i draws as sampling.choice + i */
     token_rule rule;         /* what may be generated; zeroed = anything */
     int choices;             /* answers to the one prompt, which is processed once when they start together; 0 = 1 */
@@ -189,6 +194,9 @@ typedef struct loop_stats {
     int running, waiting;                                                       /* choices */
     int64_t submitted, finished, cancelled, failed, expired, preempted, shared; /* choices; shared: prompt taken over */
     int64_t steps, prompt_rows, decode_rows, output_tokens;
+    /* The prefix cache: prompts that took up an entry, and the tokens saved; entries, their bytes; entries left so far, gone
+     * for room, gone because their sequence came out not finite. */
+    int64_t prefix_hits, prefix_tokens, prefix_entries, prefix_bytes, prefix_made, prefix_evicted, prefix_forgotten;
     int64_t rounds, drafted, accepted; /* a draft that is not accepted is a wasted row */
     int64_t drafted_at[ENGINE_MAX_DRAFT], accepted_at[ENGINE_MAX_DRAFT];
     int64_t depth_steps[ENGINE_MAX_DRAFT + 1]; /* passes with generating sequences, by drafts per round */

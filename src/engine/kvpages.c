@@ -45,6 +45,15 @@ bool kv_pages_own(const kv_pages *p, int slot, int first, int n) {
     return true;
 }
 
+static bool only_kept(const kv_pages *p, int32_t page) { return p->kept[page] > 0 && p->kept[page] == p->refs[page]; }
+
+int kv_pages_only_kept(const kv_pages *p, int but) {
+    int n = 0;
+    for (int32_t i = 0; i < p->pages; i++) n += only_kept(p, i);
+    for (int i = 0; but >= 0 && i < p->held[but]; i++) n -= only_kept(p, kv_page(p, but, i));
+    return n;
+}
+
 static void hold(kv_pages *p, int slot, int32_t page) {
     CHECK(p->held[slot] < p->slot_pages, "slot %d holds %d pages", slot, p->held[slot]);
     p->table[(int64_t)slot * p->slot_pages + p->held[slot]++] = page;

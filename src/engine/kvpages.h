@@ -33,6 +33,8 @@ void kv_pages_drop(kv_pages *p, int slot);
 void kv_pages_share(kv_pages *p, int dst, int src, int count);
 /* Is positions [first, first + n) of the slot its own to write? */
 bool kv_pages_own(const kv_pages *p, int slot, int first, int n);
+/* Pages that spare slots hold and nobody else; not those of slot `but` (-1: none). */
+int kv_pages_only_kept(const kv_pages *p, int but);
 int32_t kv_page(const kv_pages *p, int slot, int index);
 
 #endif

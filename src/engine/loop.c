@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "engine/loop_impl.h"
 
-enum { DEFAULT_QUEUE = 1024 };
+enum { DEFAULT_QUEUE = 1024, DEFAULT_EVERY = 4096 };
 
 static bool device_rows(loop *l, float **out, int64_t rows, err *e) {
     void *p = NULL;
@@ -23,7 +23,9 @@ static bool take_slots(loop *l, err *e) {
         g->slot_used[i] = 1;
         l->slot_of[l->slots++] = i;
     }
-    if (l->slots > 0) return true;
+    l->pages = g->pages_left;
+    g->pages_left = 0;
+    if (l->slots > 0 && l->pages >= g->st.pages.slot_pages) return true;
     return fail(e, ERR_MACHINE, "E-ENGINE-SLOTS", "all %d sequences are in use (raise --max-seqs)", g->st.slots);
 }
 
@@ -54,8 +56,15 @@ static bool open_buffers(loop *l, err *e) {
            device_rows(l, &l->drafts, l->slots, e);
 }
 
+static bool open_prefix(loop *l, err *e) {
+    engine *g = l->g;
+    const int spare = g->st.pages.slots - g->st.slots;
+    return spare == 0 || prefix_open(&l->prefix, &g->st, spare, g->prefix_pages, e);
+}
+
 bool loop_open(loop **out, engine *g, const loop_options *opt, err *e) {
-    CHECK(opt->depth >= 0 && opt->depth <= ENGINE_MAX_DRAFT && opt->budget_rows >= 0 && opt->max_queue >= 0,
+    CHECK(opt->depth >= 0 && opt->depth <= ENGINE_MAX_DRAFT && opt->budget_rows >= 0 && opt->max_queue >= 0 &&
+              opt->prefix_every >= 0,
           "depth %d, budget %d, queue %d", opt->depth, opt->budget_rows, opt->max_queue);
     loop *l = xcalloc(1, sizeof *l);
     l->g = g;
@@ -63,10 +72,11 @@ bool loop_open(loop **out, engine *g, const loop_options *opt, err *e) {
     if (!g->n.has_mtp) l->opt.depth = 0;
     if (l->opt.budget_rows == 0 || l->opt.budget_rows > g->sc.rows) l->opt.budget_rows = g->sc.rows;
     if (l->opt.max_queue == 0) l->opt.max_queue = DEFAULT_QUEUE;
+    if (l->opt.prefix_every == 0) l->opt.prefix_every = DEFAULT_EVERY;
     l->inbox_end = &l->inbox;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->wake, NULL);
-    if (take_slots(l, e) && open_buffers(l, e)) return *out = l, true;
+    if (take_slots(l, e) && open_buffers(l, e) && open_prefix(l, e)) return *out = l, true;
     loop_close(l);
     *out = NULL;
     return false;
@@ -123,6 +133,15 @@ static void take_inbox(loop *l) {
 static void publish(loop *l) {
     l->counts.running = l->n_active;
     l->counts.waiting = l->n_queue;
+    if (l->prefix) {
+        const prefix_counts c = prefix_counted(l->prefix);
+        l->counts.prefix_entries = c.entries;
+        l->counts.prefix_bytes = c.entries * config_state_bytes(&l->g->config) +
+                                 c.pages * state_page_bytes(&l->g->config, l->g->kv_type, l->g->n.has_mtp);
+        l->counts.prefix_made = c.made;
+        l->counts.prefix_evicted = c.evicted;
+        l->counts.prefix_forgotten = c.forgotten;
+    }
     pthread_mutex_lock(&l->lock);
     l->published = l->counts;
     pthread_mutex_unlock(&l->lock);
@@ -226,6 +245,8 @@ void loop_close(loop *l) {
     do end_all(l);
     while (l->inbox); /* a callback may have submitted */
     for (int i = 0; i < l->slots; i++) l->g->slot_used[l->slot_of[i]] = 0;
+    l->g->pages_left += l->pages;
+    prefix_close(l->prefix);
     float *rows[] = { l->keep, l->stage, l->drafts };
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
         if (rows[i]) l->g->o->mem_free(l->g->o, rows[i]);

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 
 #include "engine/choose.h"
+#include "engine/prefix.h"
 
 enum { LOOP_KEEP_ROWS = 2 * OPS_MAX_PENDING, LOOP_MAX_CHOICES = 128, LOOP_MAX_LOGPROBS = 64 };
 
@@ -41,6 +42,11 @@ typedef struct seq {
     history seen;  /* closed unless the request has penalties */
     id_set own;    /* tokens that the draft head has no row for; closed unless there is one to draft with */
     id_set edits;  /* whose logits the request edits; closed unless they are computed apart from the best */
+    /* of the prefix cache (reuse.c) */
+    uint64_t tried;  /* its version when it was last asked */
+    int branch;      /* tokens that are the beginning of an entry too */
+    int stop_at;     /* where this step's rows of a prompt end at the latest */
+    int first_entry; /* length of the shortest entry that was taken up or left; 0 = none */
     gen_result out;
     /* of this step */
     int rows, row0, depth;
@@ -53,11 +59,11 @@ struct request {
     uint64_t handle;
     request *next, *prev; /* all requests that are not over (under the lock) */
     request *inbox_next;
-    loop_request q; /* with its own copies of bias and stop ids */
+    loop_request q; /* with its own copies of bias, stop ids and marks */
     int32_t *prompt;
     sampler_bias *bias;
     int32_t *ban_ids; /* sampling.stop_ids */
-    int *stop_ids;
+    int *stop_ids, *marks;
     seq *seqs; /* [choices] */
     int open;  /* choices that are not over */
     double submitted_at;
@@ -82,6 +88,8 @@ struct loop {
     int n_active;
     seq *queue; /* in the same order */
     int n_queue;
+    int pages;      /* of KV that the loop may use */
+    prefix *prefix; /* NULL: nothing is kept */
     depth_model model;
     bool timed; /* this step's seconds say something about its depth */
     int step_depth, n_decode;
@@ -137,6 +145,26 @@ int sched_plan(loop *l);
 void sched_release(loop *l, seq *s);
 /* Remove from the queue. */
 void sched_unqueue(loop *l, seq *s);
+
+/* ---- reuse.c ---- */
+
+/* The slot begins: the deepest entry of the prefix cache, or nothing, and pages for all known tokens. False, to be tried
+ * again later, when there are too few, or fewer than `spare` besides. */
+NODISCARD bool reuse_start(loop *l, seq *s, int spare);
+/* The same for a choice that has not begun yet, when the cache has got something new. */
+NODISCARD bool reuse_retry(loop *l, seq *s);
+/* `n` pages for what a slot is about to take over; entries may go. */
+NODISCARD bool reuse_room(loop *l, int n);
+/* Pages for positions [0, positions), for which entries may go. */
+NODISCARD bool reuse_grow(loop *l, seq *s, int positions);
+/* Where the next rows of a prompt must end, because an entry is to be left there: behind s->done, at most n_tokens. */
+int reuse_stop(const loop *l, const seq *s);
+/* Leave an entry behind the prompt's rows, when they end where one is wanted. */
+void reuse_leave_prompt(loop *l, seq *s);
+/* The same behind an answer that is complete. */
+void reuse_leave_answer(loop *l, seq *s);
+/* The choice came out not finite: what it took up or left goes. */
+void reuse_forget(loop *l, const seq *s);
 
 /* ---- round.c ---- */
 

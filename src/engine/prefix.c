@@ -5,11 +5,11 @@
 
 /* A node of the tree: `n` tokens behind its parent. Leaves are entries; other nodes may be. */
 struct prefix_entry {
-    int32_t *edge; /* [n] */
-    int n, length; /* length: from the root */
+    int32_t *edge;                       /* [n] */
+    int n, length;                       /* length: from the root */
     prefix_entry *parent, *child, *next; /* next: of the same parent */
-    int spare;     /* index of the spare slot; -1: no entry */
-    uint64_t used; /* by the clock of uses */
+    int spare;                           /* index of the spare slot; -1: no entry */
+    uint64_t used;                       /* by the clock of uses */
 };
 
 struct prefix {
@@ -34,7 +34,7 @@ bool prefix_open(prefix **out, seq_state *st, int spare, int pages, err *e) {
     return ok;
 }
 
-static int slot_of(const prefix *p, const prefix_entry *x) { return p->st->slots + x->spare; }
+int prefix_slot(const prefix *p, const prefix_entry *x) { return p->st->slots + x->spare; }
 
 static float *hidden_of(const prefix *p, const prefix_entry *x) {
     return p->hidden + (int64_t)x->spare * p->st->n->c->hidden;
@@ -142,7 +142,7 @@ static void tidy(prefix_entry *x) {
 /* ---- entries ---- */
 
 static void strip(prefix *p, prefix_entry *x) {
-    kv_pages_drop(&p->st->pages, slot_of(p, x));
+    kv_pages_drop(&p->st->pages, prefix_slot(p, x));
     p->by_spare[x->spare] = NULL;
     x->spare = -1;
     p->counts.entries--;
@@ -187,7 +187,7 @@ int prefix_restore_pages(const prefix *p, const prefix_entry *x) {
 bool prefix_restore(prefix *p, prefix_entry *x, int dst, float *hidden) {
     ops *o = p->st->n->o;
     x->used = ++p->clock;
-    if (!state_copy(p->st, dst, slot_of(p, x), x->length, x->length - 1)) return false;
+    if (!state_copy(p->st, dst, prefix_slot(p, x), x->length, x->length - 1)) return false;
     o->copy(o, hidden, hidden_of(p, x), (size_t)p->st->n->c->hidden * sizeof *hidden);
     return true;
 }

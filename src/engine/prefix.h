@@ -26,6 +26,8 @@ void prefix_close(prefix *p);
  * beginning of some entry. */
 prefix_entry *prefix_find(prefix *p, int *shared, const int32_t *tokens, int n);
 int prefix_length(const prefix_entry *x);
+/* Its spare slot. */
+int prefix_slot(const prefix *p, const prefix_entry *x);
 /* Running slot dst, any pages of which go, becomes the entry; hidden [H] gets its row. False, dst without pages, when too
  * few are unused. */
 NODISCARD bool prefix_restore(prefix *p, prefix_entry *x, int dst, float *hidden);

@@ -18,6 +18,10 @@ static bool check(const loop *l, const loop_request *q, err *e) {
             "ids (at most %d) out of range",
             q->choices, LOOP_MAX_CHOICES, q->max_tokens, q->depth, ENGINE_MAX_DRAFT, q->logprobs, LOOP_MAX_LOGPROBS,
             q->n_stop_ids, SAMPLER_MAX_STOPS);
+    for (int i = 0; i < q->n_marks; i++)
+        if (q->marks[i] <= (i > 0 ? q->marks[i - 1] : 0) || q->marks[i] > q->n_prompt)
+            return fail(e, ERR_INPUT, "E-ENGINE-REQUEST", "request: mark %d at %d of %d tokens is out of order", i,
+                        q->marks[i], q->n_prompt);
     return engine_check_prompt(g, q->prompt, q->n_prompt, e);
 }
 
@@ -35,10 +39,12 @@ static bool own(request *r, int choices) {
     r->bias = copy(p->bias, (size_t)p->n_bias * sizeof *r->bias);
     r->ban_ids = copy(p->stop_ids, (size_t)p->n_stop_ids * sizeof *r->ban_ids);
     r->stop_ids = copy(q->stop_ids, (size_t)q->n_stop_ids * sizeof *r->stop_ids);
+    r->marks = copy(q->marks, (size_t)q->n_marks * sizeof *r->marks);
     r->seqs = calloc((size_t)choices, sizeof *r->seqs);
-    if (!r->prompt || !r->bias || !r->ban_ids || !r->stop_ids || !r->seqs) return false;
+    if (!r->prompt || !r->bias || !r->ban_ids || !r->stop_ids || !r->marks || !r->seqs) return false;
     q->prompt = r->prompt;
     q->stop_ids = r->stop_ids;
+    q->marks = r->marks;
     p->bias = r->bias;
     p->stop_ids = r->ban_ids;
     return true;
@@ -49,7 +55,8 @@ static bool make_seq(seq *s, request *r, const loop *l, int choice) {
     const int capacity = l->g->st.capacity, room = capacity + 1 - q->n_prompt;
     *s = (seq){ .r = r, .choice = choice, .slot = -1, .n_tokens = q->n_prompt, .sampling = q->sampling };
     s->sampling.choice += (uint32_t)choice;
-    s->drafting = l->g->n.has_mtp && l->opt.depth > 0 && q->depth != 0;
+    /* What is kept must serve those who draft, too. */
+    s->drafting = l->g->n.has_mtp && l->opt.depth > 0 && (q->depth != 0 || l->prefix);
     s->cap = q->n_prompt + (q->max_tokens > 0 && q->max_tokens < room ? q->max_tokens : room);
     s->tokens = malloc((size_t)s->cap * sizeof *s->tokens);
     if (!s->tokens) return false;
@@ -88,6 +95,7 @@ void request_free(request *r) {
     free(r->bias);
     free(r->ban_ids);
     free(r->stop_ids);
+    free(r->marks);
     free(r);
 }
 
@@ -122,7 +130,7 @@ void request_end(loop *l, seq *s, gen_finish finish) {
     else if (finish == GEN_DEADLINE)
         l->counts.expired++;
     else
-        l->counts.finished++;
+        l->counts.finished++, reuse_leave_answer(l, s);
     end(l, s);
 }
 
@@ -130,6 +138,7 @@ void request_fail(loop *l, seq *s) {
     CHECK(s->fault.id, "a failure without a cause");
     s->out.finish = GEN_CANCEL;
     l->counts.failed++;
+    if (strcmp(s->fault.id, "E-ENGINE-NONFINITE") == 0) reuse_forget(l, s);
     end(l, s);
 }
 

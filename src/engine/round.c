@@ -19,9 +19,9 @@ static float *row_of(const loop *l, float *base, int row) { return base + (int64
 
 /* Rows row0.. of the trunk's output belong to the `rows` newest positions. What the draft layer has not taken yet stays. */
 static void keep_rows(loop *l, seq *s, int row0, int rows) {
-    if (!s->drafting) return;
+    if (!s->drafting && !l->prefix) return;
     const int first = s->done;
-    if (s->mtp_done >= first) s->keep_pos = first;
+    if (!s->drafting || s->mtp_done >= first) s->keep_pos = first;
     CHECK(first + rows - s->keep_pos <= LOOP_KEEP_ROWS, "%d hidden rows to keep", first + rows - s->keep_pos);
     copy_rows(l, kept(l, s, first), row_of(l, l->g->sc.hidden, 1 + row0), rows);
 }
@@ -150,6 +150,7 @@ void round_trunk(loop *l) {
         *(s->phase == SEQ_PROMPT ? &l->counts.prompt_rows : &l->counts.decode_rows) += s->rows;
         rows += s->rows;
     }
+    if (n == 0) return;
     const double t0 = clock_seconds();
     forward_trunk(&g->sc, &g->st, l->ids, NULL, l->spans, n);
     timed(l, t0);
@@ -182,12 +183,16 @@ static void share(loop *l, const seq *from) {
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
         if (s->r != from->r || s->phase != SEQ_SHARES) continue;
-        CHECK(state_copy(&l->g->st, slot_of(l, s), slot_of(l, from), from->done, from->mtp_done), "no pages");
+        const int final = from->drafting ? from->mtp_done : from->done;
+        if (!reuse_room(l, state_copy_pages(&l->g->st, from->done, final)) ||
+            !state_copy(&l->g->st, slot_of(l, s), slot_of(l, from), from->done, final))
+            continue; /* begins by itself, when there is room */
         s->done = from->done;
         s->mtp_done = from->mtp_done;
         s->keep_pos = from->keep_pos;
         s->out.cached_tokens = from->done;
-        if (s->drafting) copy_rows(l, kept(l, s, s->keep_pos), kept(l, from, from->keep_pos), s->done - s->keep_pos);
+        if (s->drafting || l->prefix)
+            copy_rows(l, kept(l, s, s->keep_pos), kept(l, from, from->keep_pos), s->done - s->keep_pos);
         s->phase = SEQ_PROMPT;
         s->rows = 1; /* of the trunk's output: the same last row */
         s->row0 = from->row0 + from->rows - 1;
@@ -203,8 +208,10 @@ void round_prompts(loop *l) {
         const int last = s->rows - 1;
         s->done += last;
         s->keep_pos = s->done;
-        if (s->drafting) copy_rows(l, kept(l, s, s->done), row_of(l, l->g->sc.hidden, 1 + s->row0 + last), 1);
+        if (s->drafting || l->prefix)
+            copy_rows(l, kept(l, s, s->done), row_of(l, l->g->sc.hidden, 1 + s->row0 + last), 1);
         s->done++;
+        reuse_leave_prompt(l, s);
         if (s->r->q.on_prompt && s->out.output_tokens == 0)
             s->r->q.on_prompt(s->r->q.ctx, s->choice, s->done, s->n_tokens);
         if (s->done == s->n_tokens && s == &s->r->seqs[0] && s->out.output_tokens == 0) share(l, s);
@@ -216,7 +223,7 @@ void round_prompts(loop *l) {
 /* Rows whose logits choose tokens: of a generating choice all, of a complete prompt the last. */
 static int rows_to_choose(const seq *s) {
     if (s->phase == SEQ_DECODE) return s->rows;
-    return s->phase == SEQ_PROMPT && s->rows > 0 && s->done == s->n_tokens ? 1 : 0;
+    return s->phase == SEQ_PROMPT && s->done == s->n_tokens ? 1 : 0;
 }
 
 /* What tokens are drawn from: whole rows of logits, or the best of each row. */
@@ -375,7 +382,9 @@ static bool choose_some(loop *l, int all, bool by_top, err *e) {
             if (!choose_group(l, n, rows, top, e)) return false;
             n = rows = top = 0;
         }
-        copy_rows(l, row_of(l, l->stage, rows), row_of(l, g->sc.hidden, 1 + s->row0 + s->rows - m), m);
+        const bool whole = s->rows == 0; /* taken up whole: the hidden state came along */
+        copy_rows(l, row_of(l, l->stage, rows),
+                  whole ? kept(l, s, s->done - 1) : row_of(l, g->sc.hidden, 1 + s->row0 + s->rows - m), m);
         l->todo[i] = NULL; /* it may be over, and freed, before the others are looked at */
         if (!ask(l, s, rows, m)) {
             request_fail(l, s);

@@ -70,17 +70,24 @@ static bool open_history(const loop *l, seq *s) {
            choose_edits_open(&s->edits, l->g, p, &s->seen, &s->fault);
 }
 
-static void admit(loop *l, seq *s, int slot) {
-    sched_unqueue(l, s);
+/* False, and nothing has changed, when there are no pages for what is known. Who runs must be able to grow a little. */
+static bool admit(loop *l, seq *s, int slot) {
     s->slot = slot;
     s->done = s->pending = s->mtp_done = s->keep_pos = 0;
-    s->phase = leader_at_work(s) ? SEQ_SHARES : SEQ_PROMPT;
+    const bool shares = leader_at_work(s);
+    if (!shares && !reuse_start(l, s, l->n_active)) {
+        kv_pages_drop(&l->g->st.pages, l->slot_of[slot]);
+        s->slot = -1;
+        return false;
+    }
+    sched_unqueue(l, s);
+    s->phase = shares ? SEQ_SHARES : SEQ_PROMPT;
     l->by_slot[slot] = s;
     int i = l->n_active++;
     for (; i > 0 && before(s, l->active[i - 1]); i--) l->active[i] = l->active[i - 1];
     l->active[i] = s;
-    state_reset(&l->g->st, l->slot_of[slot]);
     if (!open_history(l, s)) request_fail(l, s);
+    return true;
 }
 
 /* The newest of the lowest priority below `s`, or NULL. */
@@ -100,13 +107,10 @@ void sched_admit(loop *l) {
         seq *s = l->queue;
         int slot = 0;
         while (slot < l->slots && l->by_slot[slot]) slot++;
-        if (slot == l->slots) {
-            seq *out = victim(l, s);
-            if (!out) return;
-            slot = out->slot;
-            preempt(l, out);
-        }
-        admit(l, s, slot);
+        if (slot < l->slots && admit(l, s, slot)) continue;
+        seq *out = victim(l, s);
+        if (!out) return;
+        preempt(l, out);
     }
 }
 
@@ -130,8 +134,9 @@ static int plan_prompts(loop *l, int left, int waiting) {
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
         if (s->phase != SEQ_PROMPT) continue;
-        const int want = s->n_tokens - s->done;
-        others -= want;
+        others -= s->n_tokens - s->done;
+        s->stop_at = reuse_stop(l, s);
+        const int want = s->stop_at - s->done;
         int most = left;
         if (first && others > 0) most = left - (int)min_i64(left / 2, others);
         first = false;
@@ -142,12 +147,34 @@ static int plan_prompts(loop *l, int left, int waiting) {
     return rows;
 }
 
+static bool have_pages(loop *l, seq *s) {
+    if (s->phase == SEQ_DECODE) return reuse_grow(l, s, s->done + 1 + cap_of(l, s));
+    if (s->phase == SEQ_PROMPT) return reuse_retry(l, s);
+    if (!reuse_start(l, s, 0)) return false; /* it waited in vain for another's prompt */
+    s->phase = SEQ_PROMPT;
+    return true;
+}
+
+/* Every running choice gets the pages that this pass may write; when there are none left, the newest of the lowest priority
+ * goes back to the queue. The first one always stays: the pages are enough for one whole context. */
+static void plan_pages(loop *l) {
+    for (int i = 0; i < l->n_active; i++) {
+        seq *s = l->active[i];
+        if (s->phase == SEQ_SHARES && leader_at_work(s)) continue;
+        while (s->slot >= 0 && !have_pages(l, s)) {
+            CHECK(l->n_active > 1, "no pages for one sequence");
+            preempt(l, l->active[l->n_active - 1]);
+        }
+    }
+}
+
 int sched_plan(loop *l) {
-    int n = 0, cap = 0, waiting = 0, rows = 0;
+    int n = 0, cap = 0, waiting = 0, rows = 0, ready = 0; /* ready: taken up whole */
+    plan_pages(l);
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
         s->rows = s->depth = 0;
-        if (s->phase == SEQ_SHARES && !leader_at_work(s)) s->phase = SEQ_PROMPT;
+        ready += s->phase == SEQ_PROMPT && s->done == s->n_tokens;
         if (s->phase == SEQ_PROMPT) waiting += s->n_tokens - s->done;
         if (s->phase != SEQ_DECODE) continue;
         n++;
@@ -169,5 +196,5 @@ int sched_plan(loop *l) {
         rows += s->rows;
     }
     if (waiting > 0) rows += plan_prompts(l, budget - rows, waiting);
-    return rows;
+    return rows + ready;
 }

@@ -159,8 +159,11 @@ void state_commit(seq_state *s, int slot, int rows) {
     for (int i = 0; i < n->c->layers; i++) {
         const net_layer *l = &n->layers[i];
         if (l->kind != LAYER_GDN) continue;
-        n->o->conv(n->o, NULL, NULL, l->conv, &s->conv[l->index], &span, 1);
-        n->o->gdn(n->o, NULL, NULL, NULL, NULL, l->neg_a, l->dt_bias, &s->gdn[l->index], &span, 1);
+        ops_conv *c = &s->conv[l->index];
+        ops_gdn *g = &s->gdn[l->index];
+        /* No rows, so what stands for them is neither read nor written. */
+        n->o->conv(n->o, c->pending, c->pending, l->conv, c, &span, 1);
+        n->o->gdn(n->o, g->pend_v, g->pend_v, g->pend_beta, g->pend_beta, l->neg_a, l->dt_bias, g, &span, 1);
     }
 }
 
