@@ -47,9 +47,15 @@ void check_text(buf *out, const check_report *r, bool all_names) {
                r->seconds, r->seconds > 0 ? (double)r->bytes / 1e9 / r->seconds : 0);
     for (int i = 0; i < r->found.n; i++) text_finding(out, &r->found.v[i], all_names);
     if (r->with.done) text_families(out, &r->with);
+    for (int i = 0; i < r->n_targets; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s%s%s", r->targets[i].name, *r->targets[i].version ? "@" : "",
+                 r->targets[i].version);
+        buf_printf(out, "%s%-12s %s\n", i || r->with.done ? "" : "\n", name, outcome_names[r->targets[i].worst]);
+    }
     buf_printf(out, "%sverdict      %s: %d errors, %d warnings, %d notes%s%s\n",
-               r->found.n && !r->with.done ? "\n" : "", check_verdict(r), findings_of(&r->found, SEV_ERROR),
-               findings_of(&r->found, SEV_WARNING), findings_of(&r->found, SEV_NOTE),
+               r->found.n && !r->with.done && !r->n_targets ? "\n" : "", check_verdict(r),
+               findings_of(&r->found, SEV_ERROR), findings_of(&r->found, SEV_WARNING), findings_of(&r->found, SEV_NOTE),
                r->loads ? "" : "; nibble refuses to load it: ", r->loads ? "" : r->refused.id);
 }
 
@@ -103,7 +109,7 @@ static void json_source(buf *b, const compare_result *c) {
                c->equal, (long long)c->bytes_compared, (long long)c->bytes_different, c->copies, c->copies_equal);
 }
 
-void check_json(buf *b, const check_report *r, const char *path, const char *extra) {
+void check_json(buf *b, const check_report *r, const char *path) {
     buf_puts(b, "{\"schema\": \"nibble.check/1\", ");
     put_text(b, "path", str_of(path));
     buf_puts(b, ", ");
@@ -121,6 +127,11 @@ void check_json(buf *b, const check_report *r, const char *path, const char *ext
                r->view.n, r->view.n_shards, (unsigned long long)r->view.bytes, (unsigned long long)r->bytes);
     json_write_double(b, r->seconds);
     if (r->with.done) json_source(b, &r->with);
-    if (extra) buf_puts(b, extra);
+    if (r->n_targets) buf_puts(b, ", \"targets\": [");
+    for (int i = 0; i < r->n_targets; i++)
+        buf_printf(b, "%s{\"name\": \"%s\", \"version\": \"%s\", \"outcome\": \"%s\"}", i ? ", " : "",
+                   r->targets[i].name, *r->targets[i].version ? r->targets[i].version : "main",
+                   outcome_names[r->targets[i].worst]);
+    if (r->n_targets) buf_byte(b, ']');
     buf_puts(b, "}\n");
 }

@@ -43,6 +43,10 @@ static bool listed(const json *list, str module) {
     return false;
 }
 
+bool view_excludes(const check_view *v, str module) {
+    return v->hf ? listed(json_get(v->hf, "exclude_modules"), module) : listed(json_get(v->quant, "ignore"), module);
+}
+
 static const char *covering(const json *list, str module) {
     for (uint32_t i = 0; json_is(list, JSON_ARRAY) && i < list->n; i++)
         if (list->u.items[i].type == JSON_STRING && exclude_matches(json_str(&list->u.items[i]), module))

@@ -95,6 +95,11 @@ static const rule rules[] = {
     /* the loader */
     { "C-LOAD-REFUSED", SEV_ERROR, "see the message" },
     { "C-LOAD-WARNING", SEV_NOTE, "see the message" },
+    /* other engines */
+    { "C-TARGET-FAILS", SEV_ERROR, "" },
+    { "C-TARGET-WRONG", SEV_ERROR, "" },
+    { "C-TARGET-DRAFTS", SEV_WARNING, "" },
+    { "C-TARGET-DEGRADED", SEV_WARNING, "" },
 };
 
 const char *finding_rule(int i) { return i >= 0 && i < (int)ARRAY_LEN(rules) ? rules[i].id : NULL; }
@@ -152,6 +157,8 @@ void finding_add_as(findings *f, severity s, const char *rule_id, const char *ca
     add(f, find_rule(rule_id), s, cause, object, fmt, ap);
     va_end(ap);
 }
+
+void finding_set_remedy(findings *f, const char *remedy) { f->v[f->n - 1].remedy = remedy; }
 
 int findings_of(const findings *f, severity s) {
     int n = 0;

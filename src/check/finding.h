@@ -32,6 +32,8 @@ void finding_add(findings *f, const char *rule, const char *cause, str object, c
 /* The same with another severity than the rule's. */
 void finding_add_as(findings *f, severity s, const char *rule, const char *cause, str object, const char *fmt, ...)
     PRINTF_LIKE(6, 7);
+/* Replace the remedy of the entry that was added last; `remedy` is a literal. */
+void finding_set_remedy(findings *f, const char *remedy);
 /* Entries of a severity. */
 int findings_of(const findings *f, severity s);
 bool findings_has(const findings *f, const char *rule);

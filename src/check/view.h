@@ -73,6 +73,8 @@ void view_text(check_view *v);
 
 /* Does an exclude pattern of a loader (a glob, or a dotted prefix) cover a module? */
 bool exclude_matches(str pattern, str module);
+/* Is a module on an exclude list (of hf_quant_config.json, else of config.json)? */
+bool view_excludes(const check_view *v, str module);
 /* `name` as the runtimes know it: 0 as written, 1 "model.", 2 "language_model.model."; into out[512]. */
 str runtime_name(char *out, str name, int which);
 

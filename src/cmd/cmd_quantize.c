@@ -17,6 +17,7 @@ typedef struct options {
     calib_args c;
     int preset, kv, mtp, arith, algorithm;
     bool no_calib, keep_qkv, resume, dry_run, portable, report_kl;
+    bool has_preset, has_kv, has_mtp; /* given */
     arg_strings include, exclude;
     int64_t shard_bytes;
     dist d;        /* alone, or one of several processes */
@@ -27,6 +28,8 @@ typedef struct options {
 
 static bool check(options *o, err *e) {
     if (!o->out && !o->dry_run) return fail(e, ERR_USAGE, "E-USAGE", "quantize: -o DST is needed");
+    if (o->portable && (o->has_preset || o->has_kv || o->has_mtp))
+        return fail(e, ERR_USAGE, "E-USAGE", "quantize: --portable chooses --recipe, --kv and --mtp itself");
     if (o->no_calib && (o->c.calib || o->c.calib_ids || o->c.amax))
         return fail(e, ERR_USAGE, "E-USAGE",
                     "quantize: --calib, --calib-ids, --amax and --no-calib exclude one another");
@@ -185,18 +188,19 @@ static bool run(options *o, const char *src, err *e) {
     model_config config;
     plan p = { 0 };
     if (!dist_agree(&o->d, ckpt_open(&files, src, e), e)) return false;
-    const bool no_kv = o->no_calib && o->kv == KV_FP8;
+    const bool no_kv = o->no_calib && o->kv == KV_FP8 && !o->portable;
     if (no_kv) log_say("W-QUANT-NO-KV", "--no-calib: no K and V maxima, so the export declares no KV cache format");
-    const recipe r = { .preset = (recipe_preset)o->preset,
-                       .kv = no_kv ? KV_NONE : (recipe_kv)o->kv,
-                       .mtp = o->portable ? MTP_BF16 : (recipe_mtp)o->mtp,
-                       .keep_qkv = o->keep_qkv,
-                       .include = o->include.v,
-                       .n_include = o->include.n,
-                       .exclude = o->exclude.v,
-                       .n_exclude = o->exclude.n };
-    bool ok = config_read(&config, files.config, files.generation, src, e) && weights_check(&files, &config, e) &&
-              plan_make(&p, &files, &config, &r, (uint64_t)o->shard_bytes, e);
+    recipe r = { .preset = (recipe_preset)o->preset,
+                 .kv = no_kv || o->portable ? KV_NONE : (recipe_kv)o->kv,
+                 .mtp = o->portable ? MTP_BF16 : (recipe_mtp)o->mtp,
+                 .keep_qkv = o->keep_qkv,
+                 .include = o->include.v,
+                 .n_include = o->include.n,
+                 .exclude = o->exclude.v,
+                 .n_exclude = o->exclude.n };
+    bool ok = config_read(&config, files.config, files.generation, src, e) && weights_check(&files, &config, e);
+    if (ok && o->portable) r.preset = config.is_moe ? RECIPE_NVFP4_EXPERTS : RECIPE_NVFP4_MLP;
+    ok = ok && plan_make(&p, &files, &config, &r, (uint64_t)o->shard_bytes, e);
     ok = dist_agree(&o->d, ok, e) && dist_same(&o->d, plan_hash(&p, o), "plan", e);
     if (ok && o->dry_run) {
         buf text = { 0 };
@@ -262,19 +266,27 @@ int cmd_quantize(int argc, char **argv, err *e) {
         { .type = ARG_FLAG,
           .name = "portable",
           .dst = &o.portable,
-          .help = "an export every stock loader takes: the draft head stays BF16" },
+          .help = "what every engine with NVFP4 takes: only routed experts (or the MLP) are NVFP4, BF16 draft head and "
+                  "KV" },
         { .type = ARG_GROUP, .help = "Formats" },
         { .type = ARG_ENUM,
           .name = "recipe",
           .dst = &o.preset,
+          .given = &o.has_preset,
           .choices = recipe_names,
           .help = "what is quantized, and how" },
         { .type = ARG_ENUM,
           .name = "kv",
           .dst = &o.kv,
+          .given = &o.has_kv,
           .choices = kv_choices,
           .help = "KV cache: calibrated scales, scale 1, or none declared" },
-        { .type = ARG_ENUM, .name = "mtp", .dst = &o.mtp, .choices = mtp_choices, .help = "draft head" },
+        { .type = ARG_ENUM,
+          .name = "mtp",
+          .dst = &o.mtp,
+          .given = &o.has_mtp,
+          .choices = mtp_choices,
+          .help = "draft head" },
         calib_args_mtp_option(&o.c),
         { .type = ARG_ENUM,
           .name = "algorithm",

@@ -2,7 +2,9 @@
 
 Every case takes a good export, breaks one thing, and names the rules that must be reported: no others may be."""
 import json
+import os
 import pathlib
+import random
 import re
 import shutil
 import struct
@@ -106,7 +108,7 @@ def check(nibble, path, *options):
     r = json.loads(p.stdout)
     assert r["schema"] == "nibble.check/1"
     assert p.returncode == (1 if r["errors"] else 0), p.stderr
-    assert (r["verdict"] == "broken") == (r["errors"] > 0)
+    assert (r["verdict"] == "broken") == any(f["severity"] == "error" and "TARGET" not in f["rule"] for f in r["findings"])
     assert len(r["findings"]) == r["errors"] + r["warnings"] + r["notes"]
     for f in r["findings"]:
         assert f["rule"].startswith("C-") and f["message"] and f["remedy"] and f["object"] and f["count"] >= 1
@@ -503,6 +505,167 @@ def test_errors(nibble, exports, tmp_path):
     assert "E-CKPT-DIR" in nibble.full("check", exports(), "--source", tmp_path / "none", exit=3).stderr.decode()
     (tmp_path / "empty").mkdir()
     assert set(check(nibble, tmp_path / "empty")[1]) >= {"C-FILE-CONFIG", "C-FILE-NONE"}
+
+
+# ---- faults ----
+
+def test_any_byte_is_found(nibble, exports, tmp_path):
+    """Random bytes of random tensors changed, one after the other: each is named."""
+    seed = int(os.environ.get("SEED", 20261))
+    print("SEED", seed)
+    rng = random.Random(seed)
+    for _ in range(12):
+        path = tmp_path / "m"
+        shutil.copytree(exports(), path)
+        m = Model(path)
+        names = sorted(k for f in m.files.values() for k in f)
+        name = rng.choice(names)
+        at = rng.randrange(len(m.data(name)))
+        m.data(name)[at] ^= 1 << rng.randrange(8)
+        m.save()
+        found = check(nibble, path, "--source", exports.source)[1]
+        whole = [f for f in found.values() if any(name.startswith(o.split("{")[0]) or o.startswith(name) or o in name
+                                                  for o in f["object"].split(", "))]
+        # an input_scale, k_scale or v_scale has no counterpart in the source: only its group or its kind can tell
+        if not name.endswith(("input_scale", "k_scale", "v_scale")):
+            assert whole, (name, at, found)
+        shutil.rmtree(path)
+
+
+# ---- repairs ----
+
+def files(path):
+    return {p.name: p.read_bytes() for p in pathlib.Path(path).iterdir()}
+
+
+def weights(path):
+    return {k: (v[0], v[1], bytes(v[2])) for f in Model(path).files.values() for k, v in f.items()}
+
+
+def fix(nibble, path, out, *options, exit=0):
+    return nibble("check", path, "--fix", out, "-q", *options, exit=exit).decode()
+
+
+@pytest.mark.parametrize("options", [(), ("--recipe", "mixed"), ("--mtp", "bf16"), ("--portable",), SHARDED], ids=str)
+def test_nothing_to_repair(nibble, exports, tmp_path, options):
+    assert "nothing to repair" in fix(nibble, exports(*options), tmp_path / "o", "--source", exports.source)
+    assert files(tmp_path / "o") == files(exports(*options))
+
+
+FIXES = ["no index", "bad index", "index adds up wrongly", "index names less", "extra shard", "no dtype", "excludes the experts",
+         "excludes no router", "excludes no vision", "excludes no fc", "one namespace", "no tokenizer", "no template", "no generation config",
+         "no preprocessor", "one list longer", "swapped shards"]
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_repairs(nibble, exports, tmp_path, name):
+    _, change, _, _, options = next(c for c in CASES if c[0] == name)
+    path, out = tmp_path / "m", tmp_path / "o"
+    shutil.copytree(exports(*options), path)
+    m = Model(path)
+    change(m)
+    m.save()
+    before = files(path)
+    if name == "one list longer":
+        fix(nibble, path, out, "--source", exports.source)
+        assert set(check(nibble, out)[1]) == {"C-QUANT-AGREE"}  # a harmless entry is not ours to remove
+        return
+    says = fix(nibble, path, out, "--source", exports.source)
+    assert "nothing to repair" not in says and "verdict      sound:" in says
+    r, found = check(nibble, out, "--source", exports.source)
+    assert found == {} and r["loads"]
+    assert weights(out) == weights(exports(*options)) and files(path) == before
+    assert not (tmp_path / "o.partial").exists()
+    nibble("run", out, "--ids", "[1, 2, 3]", "--max-tokens", 3, "-q")
+
+
+def test_what_cannot_be_repaired_stays_broken(nibble, exports, tmp_path):
+    path = tmp_path / "m"
+    shutil.copytree(exports(), path)
+    m = Model(path)
+    bf16_nan(m, L + "5.mlp.gate.weight")
+    m.save()
+    assert "C-VALUE-NONFINITE" in fix(nibble, path, tmp_path / "o", exit=1)
+    fix(nibble, path, tmp_path / "o", exit=3)  # it exists
+    fix(nibble, path, tmp_path / "no/such/o", exit=3)
+
+
+# ---- other engines ----
+
+def predict(nibble, path, *targets):
+    r, found = check(nibble, path, *[x for t in targets for x in ("--target", t)])
+    for f in found.values():
+        assert "TARGET" not in f["rule"] or "https://" in f["message"]
+    return {t["name"] + "@" + t["version"]: t["outcome"] for t in r["targets"]}, r
+
+
+EVERYONE = ["sglang@0.5.10", "sglang@0.5.15.post1", "sglang@0.5.16", "sglang@0.5.17", "sglang", "vllm@0.15.1", "vllm@0.20.0", "vllm@0.27.1", "vllm",
+            "llama.cpp@b8400", "llama.cpp"]
+
+
+def test_portable_is_taken_by_every_engine_with_nvfp4(nibble, exports):
+    out, r = predict(nibble, exports("--portable"), *EVERYONE)
+    assert set(out.values()) == {"works"} and len(out) == len(EVERYONE) and r["findings"] == []
+    config = json.loads((exports("--portable") / "config.json").read_text())
+    assert "kv_cache_scheme" not in config["quantization_config"] and "mtp*" in config["quantization_config"]["ignore"]
+    names = weights(exports("--portable"))
+    assert all(".mlp.experts." in n and not n.startswith("mtp.") for n, t in names.items() if t[0] == "U8")
+
+
+@pytest.mark.parametrize("options,target,outcome", [
+    ((), "sglang@0.5.15.post1", "does not load"),
+    ((), "sglang@0.5.16", "does not load"),
+    ((), "sglang@0.5.17", "works without drafts"),
+    ((), "sglang", "works without drafts"),
+    (("--mtp", "bf16"), "sglang@0.5.17", "works"),
+    (("--mtp", "bf16"), "vllm", "works, degraded"),
+    (("--mtp", "bf16", "--kv", "none"), "vllm", "works"),
+    (("--recipe", "nvfp4-experts", "--mtp", "bf16"), "sglang@0.5.14", "works, degraded"),
+    (("--recipe", "mixed"), "vllm@0.15.1", "does not load"),
+    (("--recipe", "mixed"), "sglang@0.5.14", "does not load"),
+    (("--recipe", "mixed"), "llama.cpp", "works, degraded"),
+    (("--recipe", "nvfp4-w4a16"), "sglang", "does not load"),
+    ((), "llama.cpp@b8000", "does not load"),
+    ((), "llama.cpp@b9000", "works"),
+    ((), "transformers", "does not load"),
+], ids=str)
+def test_predictions(nibble, exports, options, target, outcome):
+    assert list(predict(nibble, exports(*options), target)[0].values()) == [outcome]
+
+
+def test_predictions_for_broken_exports(nibble, exports, tmp_path):
+    def broken(name, *options):
+        path = tmp_path / name
+        shutil.copytree(exports(*options), path)
+        return Model(path)
+    m = broken("up", "--mtp", "bf16", "--kv", "none")
+    m.f32(GATE + ".weight_scale_2", 1.5 * m.value(GATE + ".weight_scale_2"))
+    m.save()
+    out, r = predict(nibble, m.path, "sglang", "vllm")
+    assert out == {"sglang@main": "wrong output", "vllm@main": "wrong output"}
+    assert [f["object"] for f in r["findings"] if f["rule"] == "C-TARGET-WRONG"] == list(out)
+    m = broken("dtype", "--mtp", "bf16", "--kv", "none")
+    m.config(lambda c: [d.pop(k, None) for d in (c, c["text_config"]) for k in ("dtype", "torch_dtype")] and None)
+    assert predict(nibble, m.path, "sglang", "vllm")[0] == {"sglang@main": "does not load", "vllm@main": "works"}
+    m = broken("fc", "--kv", "none")
+    m.lists(lambda x: [s for s in x if "mtp.fc" not in s])
+    assert predict(nibble, m.path, "vllm@0.18", "vllm@0.19")[0] == {"vllm@0.18": "works without drafts", "vllm@0.19": "works"}
+    m = broken("head", "--mtp", "bf16", "--kv", "none")
+    m.lists(lambda x: [s for s in x if not s.startswith("mtp")] + ["mtp.fc*"])
+    assert predict(nibble, m.path, "vllm")[0] == {"vllm@main": "works without drafts"}
+    m = broken("tower", "--mtp", "bf16", "--kv", "none")
+    m.lists(lambda x: [s for s in x if not s.startswith("visual")])
+    assert predict(nibble, m.path, "sglang", "vllm")[0] == {"sglang@main": "does not load", "vllm@main": "works"}
+
+
+def test_targets_named_wrongly(nibble, exports):
+    for t in ("sglan", "sglang@", "sglang@new", "vllm@0.1@2x" + "x" * 40):
+        assert "E-USAGE" in nibble.full("check", exports(), "--target", t, exit=2).stderr.decode()
+    assert nibble("check", "--target", "list").count(b"https://") > 15
+    nibble("check", "--target", "all", exports.source, "-q")  # a BF16 model is everybody's
+    assert "C-TARGET-FAILS" in nibble("check", exports(), "--target", "all", "-q", exit=1).decode()
+    assert "C-TARGET-DEGRADED" in nibble("check", exports(), "--target", "vllm", "-q").decode()
+    assert "C-TARGET-DRAFTS" in nibble("check", exports(), "--target", "sglang", "-q").decode()
 
 
 def test_every_rule_is_documented_and_tried(root):
