@@ -16,6 +16,7 @@ static const struct {
 } kinds[] = {
     { "kl", "KL divergence, agreement and perplexity against a reference model or its saved logits", eval_kl },
     { "ppl", "perplexity of one model", eval_ppl },
+    { "gsm8k", "word problems answered right, by a model or by any OpenAI-compatible server", eval_gsm8k },
     { "accept", "accept length of the draft head by workload, depth and concurrency", eval_accept },
     { "ab", "models or draft heads side by side: the same prompts and seeds, in turn", eval_ab },
 };

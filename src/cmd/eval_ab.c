@@ -274,7 +274,7 @@ static int run(const options *o, const arg_strings *pos, bool one_at_a_time, err
 }
 
 int eval_ab(int argc, char **argv, err *e) {
-    options o = { .limit = 64, .max_tokens = 256, .think = -1, .ctx = 4096, .seed = 1, .depth = 2 };
+    options o = { .limit = 64, .max_tokens = 256, .think = -1, .seed = 1, .depth = 2 };
     bool one = false;
     const arg_opt opts[] = {
         { .type = ARG_GROUP, .help = "Arms" },
@@ -358,6 +358,7 @@ int eval_ab(int argc, char **argv, err *e) {
           .dst = &o.ctx,
           .lo = 1,
           .hi = 1 << 30,
+          .none = "the model's limit, at most 32768",
           .help = "positions per sequence" },
         { .type = ARG_ENUM, .name = "kv", .dst = &o.kv, .choices = cmd_kv_choices, .help = "KV cache type" },
         { .type = ARG_ENUM,

@@ -195,9 +195,7 @@ static bool run(const options *o, const char *dir, const bench_list *depths, con
 }
 
 int eval_accept(int argc, char **argv, err *e) {
-    options o = {
-        .limit = 64, .max_tokens = 256, .think = -1, .ctx = 4096, .seed = 1, .depths = "0,1,2,3,4,5", .concurrency = "1"
-    };
+    options o = { .limit = 64, .max_tokens = 256, .think = -1, .seed = 1, .depths = "0,1,2,3,4,5", .concurrency = "1" };
     const arg_opt opts[] = {
         { .type = ARG_GROUP, .help = "Workloads" },
         { .type = ARG_LIST,
@@ -250,6 +248,7 @@ int eval_accept(int argc, char **argv, err *e) {
           .dst = &o.ctx,
           .lo = 1,
           .hi = 1 << 30,
+          .none = "the model's limit, at most 32768",
           .help = "positions per sequence" },
         { .type = ARG_ENUM, .name = "kv", .dst = &o.kv, .choices = cmd_kv_choices, .help = "KV cache type" },
         { .type = ARG_ENUM,

@@ -39,16 +39,29 @@ static void messages_of(buf *b, const json *list) {
     }
 }
 
-/* The request as `nibble render` takes it; false: the line asks nothing. */
-static bool request_of(buf *b, const reader *r, const json *v) {
+/* The conversation as a JSON array; false: the line asks nothing. */
+static bool conversation(buf *b, const reader *r, const json *v) {
     const json *messages = json_get(v, "messages");
     str question = text_of(v, "question");
     if (!question.n) question = text_of(v, "prompt");
     if (!question.n) question = text_of(v, "text");
     if (!question.n && !json_is(messages, JSON_ARRAY)) return false;
-    buf_puts(b, "{");
-    for (uint32_t i = 0; json_is(messages, JSON_ARRAY) && i < v->n;
-         i++) { /* tools and other variables of the template */
+    buf_byte(b, '[');
+    if (r->o->system) message(b, "system", str_of(r->o->system));
+    buf_str(b, buf_view(&r->shots));
+    if (json_is(messages, JSON_ARRAY))
+        messages_of(b, messages);
+    else
+        message(b, "user", question);
+    buf_truncate(b, b->n - (b->p[b->n - 1] == ','));
+    buf_byte(b, ']');
+    return true;
+}
+
+/* The request as `nibble render` takes it: the line's other keys (tools, ...) are variables of the template. */
+static void request_of(buf *b, const reader *r, const json *v, str messages) {
+    buf_byte(b, '{');
+    for (uint32_t i = 0; json_is(json_get(v, "messages"), JSON_ARRAY) && i < v->n; i++) {
         const json_member *m = &v->u.members[i];
         if (str_is(m->key, "messages") || str_is(m->key, "enable_thinking") || str_is(m->key, "add_generation_prompt"))
             continue;
@@ -58,32 +71,30 @@ static bool request_of(buf *b, const reader *r, const json *v) {
         buf_byte(b, ',');
     }
     if (r->o->think >= 0) buf_printf(b, "\"enable_thinking\":%s,", r->o->think ? "true" : "false");
-    buf_puts(b, "\"add_generation_prompt\":true,\"messages\":[");
-    if (r->o->system) message(b, "system", str_of(r->o->system));
-    buf_str(b, buf_view(&r->shots));
-    if (json_is(messages, JSON_ARRAY))
-        messages_of(b, messages);
-    else
-        message(b, "user", question);
-    buf_truncate(b, b->n - (b->p[b->n - 1] == ','));
-    buf_puts(b, "]}");
-    return true;
+    buf_puts(b, "\"add_generation_prompt\":true,\"messages\":");
+    buf_str(b, messages);
+    buf_byte(b, '}');
 }
 
-static bool add_item(reader *r, const id_list *ids, const json *v, bool thinks, err *e) {
+static bool add_item(reader *r, const id_list *ids, const json *v, str messages, bool thinks, err *e) {
+    buf tools = { 0 };
     workload *w = r->w;
     w->v = xrealloc(w->v, (size_t)(w->n + 1) * sizeof *w->v);
     str question = text_of(v, "question");
     if (!question.n) question = text_of(v, "prompt");
     workload_item *i = &w->v[w->n];
-    *i = (workload_item){ .ids = (int32_t *)(void *)arena_take(&w->mem, ids->n, sizeof *i->ids),
+    *i = (workload_item){ .ids = (int32_t *)(void *)arena_take(&w->mem, ids->n + 1, sizeof *i->ids),
                           .n = (int)ids->n,
                           .thinks = thinks };
     i->question = arena_str(&w->mem, question);
     i->answer = arena_str(&w->mem, text_of(v, "answer"));
-    if (!i->ids || !i->question.p || !i->answer.p)
+    i->messages = arena_str(&w->mem, messages);
+    if (json_is(json_get(v, "tools"), JSON_ARRAY)) json_write(&tools, json_get(v, "tools"));
+    i->tools = arena_str(&w->mem, buf_view(&tools));
+    buf_free(&tools);
+    if (!i->ids || !i->question.p || !i->answer.p || !i->messages.p || !i->tools.p)
         return fail(e, ERR_MACHINE, "E-MACHINE-MEMORY", "no memory for the prompts");
-    memcpy(i->ids, ids->v, ids->n * sizeof *i->ids);
+    if (ids->n) memcpy(i->ids, ids->v, ids->n * sizeof *i->ids);
     w->n++;
     return true;
 }
@@ -99,7 +110,7 @@ static bool given_ids(id_list *out, const json *list) {
 
 static bool one_line(reader *r, const json *v, err *e) {
     const json *ids = json_get(v, "ids");
-    buf request = { 0 }, prompt = { 0 };
+    buf request = { 0 }, prompt = { 0 }, messages = { 0 };
     id_list list = { 0 };
     arena mem = { 0 };
     bool ok;
@@ -110,22 +121,24 @@ static bool one_line(reader *r, const json *v, err *e) {
         message(&r->shots, "assistant", a);
         return true;
     }
-    if (json_is(ids, JSON_ARRAY)) {
+    const json *q;
+    if (json_is(ids, JSON_ARRAY) && !r->o->requests_only)
         ok = given_ids(&list, ids) || fail(e, ERR_INPUT, "E-EVAL-LINE", "`ids` holds something that is no token id");
-    } else {
-        const json *q;
-        if (!request_of(&request, r, v))
-            ok = fail(e, ERR_INPUT, "E-EVAL-LINE", "none of `question`, `prompt`, `text`, `messages`, `ids`");
-        else if (!r->tmpl || !r->tok)
-            ok =
-                fail(e, ERR_INPUT, "E-TEMPLATE-MISSING", "the model has no tokenizer or no chat template (give `ids`)");
-        else
-            ok = json_parse(&q, &mem, buf_view(&request), "line", NULL, e) && template_render(r->tmpl, &prompt, q, e) &&
-                 tokenizer_encode(r->tok, &list, buf_view(&prompt), NULL, e);
+    else if (!conversation(&messages, r, v))
+        ok = fail(e, ERR_INPUT, "E-EVAL-LINE", "none of `question`, `prompt`, `text`, `messages`, `ids`");
+    else if (r->o->requests_only)
+        ok = true;
+    else if (!r->tmpl || !r->tok)
+        ok = fail(e, ERR_INPUT, "E-TEMPLATE-MISSING", "the model has no tokenizer or no chat template (give `ids`)");
+    else {
+        request_of(&request, r, v, buf_view(&messages));
+        ok = json_parse(&q, &mem, buf_view(&request), "line", NULL, e) && template_render(r->tmpl, &prompt, q, e) &&
+             tokenizer_encode(r->tok, &list, buf_view(&prompt), NULL, e);
     }
-    ok = ok && add_item(r, &list, v, split_prompt_thinks(buf_view(&prompt)), e);
+    ok = ok && add_item(r, &list, v, buf_view(&messages), split_prompt_thinks(buf_view(&prompt)), e);
     arena_free(&mem);
     buf_free(&request);
+    buf_free(&messages);
     buf_free(&prompt);
     ids_free(&list);
     return ok;

@@ -6,8 +6,9 @@
 #include "engine/engine.h"
 
 typedef struct workload_item {
-    int32_t *ids; /* [n] the rendered prompt */
+    int32_t *ids; /* [n] the rendered prompt; NULL with requests_only */
     int n;
+    str messages, tools;  /* JSON arrays for an API; empty when the line has none */
     str question, answer; /* as in the file; empty when it has none */
     bool thinks;          /* the prompt ends inside a thinking block */
 } workload_item;
@@ -24,6 +25,7 @@ typedef struct workload_options {
     int think;          /* 1, 0; negative: as the template does by default */
     int shots;          /* the file's first lines are shown as answered examples before every later one */
     const char *system; /* a system message; may be NULL */
+    bool requests_only; /* messages are wanted, no ids */
 } workload_options;
 
 /* JSON lines: {"question", "answer"}, {"prompt"}, {"text"}, or {"messages": [...], "tools": ...} (an assistant's answer at

@@ -1,10 +1,12 @@
 """nibble eval on the embedded model: what is known beforehand comes out, and what is wrong is named."""
+import http.server
 import json
 import pathlib
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -176,3 +178,120 @@ def test_models(nibble, tiny, nvfp4):
 def test_heads_of_what_is_no_model(nibble, tmp_path):
     err = nibble.full("eval", "ab", "--heads", tmp_path, "--work", tmp_path / "w", exit=3).stderr.decode().splitlines()
     assert err[-1].startswith("nibble: E-EVAL-HEADS: ") and any("E-CKPT-DIR" in s for s in err)
+
+
+# ---- gsm8k
+
+
+def records(path):
+    lines = [json.loads(s) for s in path.read_text().splitlines()]
+    return lines[0], {r["i"]: r for r in lines[1:]}
+
+
+@pytest.mark.parametrize("mode", ["plain", "thinking"])
+def test_accuracy_of_the_oracle(nibble, tiny, oracle, mode):
+    """All 500 word problems: the share that transformers' greedy decoding gets right."""
+    r = nibble.json("eval", "gsm8k", tiny, "--think" if mode == "thinking" else "--no-think", "--json")
+    want = json.loads((oracle / "accuracy.json").read_text())[mode]
+    assert r["questions"] == 500 and r["accuracy"][0] == r["accuracy_flexible"][0] == want and r["empty"] == r["truncated"] == r["errors"] == 0
+    assert r["accuracy"][1] == pytest.approx(0.9924, abs=1e-4) and r["accept_length"] > 2.9
+
+
+def test_nvfp4_beside_bf16(nibble, tiny, nvfp4, tmp_path):
+    nibble("eval", "gsm8k", tiny, "--no-think", "--limit", 100, "-o", tmp_path / "a.jsonl", "-q")
+    r = nibble.json("eval", "gsm8k", nvfp4, "--no-think", "--limit", 100, "--data", MATH, "--compare", tmp_path / "a.jsonl", "--json")
+    c = r["compared"]
+    assert c["questions"] == 100 and c["both"] + c["only_this"] + c["only_other"] + c["neither"] == 100 and 0 <= c["mcnemar_p"] <= 1
+    assert r["accuracy"][0] >= 0.95
+
+
+def test_wrong_answers_are_seen(nibble, tiny, tmp_path):
+    """Answers that are off by one: the model is wrong everywhere, and the gate says so."""
+    lines = [json.loads(s) for s in MATH.read_text().splitlines()[:12]]
+    for x in lines:
+        x["answer"] = str(int(x["answer"].split("####")[1]) + 1)
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    r = nibble.json("eval", "gsm8k", tiny, "--no-think", "--data", tmp_path / "d.jsonl", "--require", 0.5, "--json", exit=1)
+    assert r["right"] == 0 and r["errors"] == 0 and r["accuracy"][2] < 0.3
+
+
+def test_short_answers_are_counted(nibble, tiny):
+    r = nibble.json("eval", "gsm8k", tiny, "--think", "--limit", 8, "-n", 4, "--json")
+    assert r["truncated"] == 8 and r["empty"] == 8 and r["right"] == 0
+
+
+def test_shots(nibble, tiny, tmp_path):
+    nibble("eval", "gsm8k", tiny, "--shots", 3, "--limit", 4, "--no-think", "-o", tmp_path / "t.jsonl", "-q")
+    head, got = records(tmp_path / "t.jsonl")
+    lines = [json.loads(s)["question"] for s in MATH.read_text().splitlines()]
+    assert head["shots"] == 3 and [got[i]["question"] for i in range(4)] == lines[3:7]
+
+
+def test_resume(nibble, tiny, tmp_path):
+    """A run that was cut off in the middle of a line goes on to the same answers; other settings are refused."""
+    args = ("eval", "gsm8k", tiny, "--no-think", "--limit", 12, "-q")
+    nibble(*args, "-o", tmp_path / "whole.jsonl")
+    whole = (tmp_path / "whole.jsonl").read_bytes()
+    for cut in (len(whole) // 2, len(whole) - 1, 10, 0):
+        part = tmp_path / f"{cut}.jsonl"
+        part.write_bytes(whole[:cut])
+        assert "is there already" in nibble.full(*args, "-o", part, exit=3).stderr.decode()
+        nibble(*args, "-o", part, "--resume")
+        assert records(part) == records(tmp_path / "whole.jsonl")
+    assert "other settings" in nibble.full(*args, "-o", tmp_path / "whole.jsonl", "--resume", "--seed", 5, exit=3).stderr.decode()
+    (tmp_path / "bad.jsonl").write_bytes(whole + b"{]\n")
+    assert "E-EVAL-TRANSCRIPT" in nibble.full(*args, "--compare", tmp_path / "bad.jsonl", exit=3).stderr.decode()
+
+
+class Stub(http.server.BaseHTTPRequestHandler):
+    """A server with every fault of the field: each question's answer depends on its place."""
+
+    def do_GET(self):
+        self.reply(200, {"data": [{"id": "stub"}]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["model"] == "stub" and body["temperature"] == 0
+        i = self.server.asked.index(body["messages"][-1]["content"])
+        if i == 0:
+            self.reply(200, {"choices": [{"message": {"content": "#### 1"}, "finish_reason": "stop"}], "usage": {"completion_tokens": 3}})
+        elif i == 1:
+            self.reply(200, {"choices": [{"message": {"content": None, "reasoning_content": "hm"}, "finish_reason": "length"}]})
+        elif i == 2:
+            self.reply(503, {"error": {"message": "too busy"}})
+        elif i == 3:
+            self.close_connection = True  # no answer at all
+        elif i == 4:
+            self.reply(200, {"nothing": 1})
+        else:
+            self.reply(200, None)
+
+    def reply(self, status, value):
+        body = b"not JSON" if value is None else json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_server_with_faults(nibble, tmp_path):
+    questions = [f"question {i}" for i in range(6)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"question": q, "answer": "1"}) + "\n" for q in questions))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stub)
+    server.asked = questions
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        r = nibble.json("eval", "gsm8k", "--url", url, "--data", tmp_path / "d.jsonl", "-o", tmp_path / "t.jsonl", "--concurrency", 3, "--json")
+        assert (r["questions"], r["right"], r["empty"], r["truncated"], r["errors"]) == (6, 1, 1, 1, 4)
+        _, got = records(tmp_path / "t.jsonl")
+        assert got[1]["reasoning"] == "hm" and "503" in got[2]["error"] and "too busy" in got[2]["error"] and "no answer" in got[3]["error"]
+    finally:
+        server.shutdown()
+        server.server_close()
+    last = nibble.full("eval", "gsm8k", "--url", url, "--data", tmp_path / "d.jsonl", exit=4).stderr.decode().splitlines()[-1]
+    assert last.startswith("nibble: E-EVAL-SERVER: ") and "connection refused" in last
+    assert "E-EVAL-URL" in nibble.full("eval", "gsm8k", "--url", "https://x", "--data", tmp_path / "d.jsonl", exit=2).stderr.decode()
