@@ -92,6 +92,12 @@ static bool read_logprobs(chat_request *r, const json *body, fault *f) {
     return true;
 }
 
+bool api_has_tool(const chat_request *r, str name) {
+    for (uint32_t i = 0; r->tools && i < r->tools->n; i++)
+        if (str_eq(json_str(json_get(json_get(&r->tools->u.items[i], "function"), "name")), name)) return true;
+    return false;
+}
+
 static bool read_tool_choice(chat_request *r, const json *body, fault *f) {
     const json *v = body_get(body, "tool_choice");
     if (!v) return true;
@@ -109,9 +115,7 @@ static bool read_tool_choice(chat_request *r, const json *body, fault *f) {
             return fault_field(f, "tool_choice", "tool_choice must be none, auto, required or a function");
         r->tool_choice = TOOLS_NAMED;
         r->tool_name = json_str(name);
-        for (uint32_t i = 0; r->tools && i < r->tools->n; i++)
-            if (str_eq(json_str(json_get(json_get(&r->tools->u.items[i], "function"), "name")), r->tool_name))
-                return true;
+        if (api_has_tool(r, r->tool_name)) return true;
         return fault_field(f, "tool_choice", "tool_choice names a function that is not among the tools");
     }
     if (r->tool_choice == TOOLS_REQUIRED && !r->tools)
@@ -165,18 +169,20 @@ static bool read_indifferent(const json *body, fault *f) {
     return true;
 }
 
-static bool read_effort(chat_request *r, const json *body, fault *f) {
-    static const char *const levels[] = { "none", "minimal", "low", "medium", "high", "xhigh" };
-    str s = { 0 };
-    if (!body_str(body, "reasoning_effort", &s, f)) return false;
-    if (s.n == 0) return true;
+bool api_set_effort(chat_request *r, str effort, const char *param, fault *f) {
+    static const char *const levels[] = { "none", "minimal", "low", "medium", "high", "xhigh", "max" };
     for (size_t i = 0; i < ARRAY_LEN(levels); i++) {
-        if (!str_is(s, levels[i])) continue;
+        if (!str_is(effort, levels[i])) continue;
         if (i == 0) r->thinking = 0;
-        r->reasoning_effort = s;
+        r->reasoning_effort = effort;
         return true;
     }
-    return fault_field(f, "reasoning_effort", "reasoning_effort must be none, minimal, low, medium, high or xhigh");
+    return fault_field(f, param, "%s must be none, minimal, low, medium, high, xhigh or max", param);
+}
+
+static bool read_effort(chat_request *r, const json *body, fault *f) {
+    str s = { 0 };
+    return body_str(body, "reasoning_effort", &s, f) && (s.n == 0 || api_set_effort(r, s, "reasoning_effort", f));
 }
 
 static bool parse(chat *c, const json *body, fault *f) {

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "serve/api.h"
 #include "serve/metrics.h"
 #include "serve/parser.h"
 #include "serve/sse.h"
@@ -93,11 +94,14 @@ static void end_job(chat *c) {
 void chat_fail(chat *c, const fault *f) {
     end_job(c);
     if (!c->call) return;
-    if (c->dialect->fail) {
+    if (c->streaming && c->dialect->fail) {
         c->dialect->fail(c, f);
     } else if (!c->streaming) {
+        buf b = { 0 };
+        (c->dialect->write_fault ? c->dialect->write_fault : fault_write)(&b, f);
         chat_reply_headers(c);
-        http_reply_fault(c->call, f);
+        http_reply_fault_json(c->call, f, &b);
+        buf_free(&b);
     } else {
         buf b = { 0 };
         fault_write(&b, f);
@@ -133,6 +137,7 @@ static bool choice_over(chat *c, chat_choice *ch, fault *f) {
     c->open--;
     if (r->fault.id) return fault_of(f, &r->fault);
     parser_end(ch);
+    ch->stop_index = parser_stop(ch);
     ch->usage.prompt_tokens = r->r.prompt_tokens;
     ch->usage.cached_tokens = r->r.cached_tokens;
     ch->usage.rounds = r->r.rounds;
@@ -340,13 +345,17 @@ void chat_write_usage(buf *out, const chat_usage *u) {
                "{\"cached_tokens\":%d},\"completion_tokens_details\":{\"reasoning_tokens\":%d}",
                u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens, u->cached_tokens,
                u->reasoning_tokens);
+    api_write_speculative(out, u);
+    buf_byte(out, '}');
+}
+
+void api_write_speculative(buf *out, const chat_usage *u) {
     if (u->rounds) {
         buf_printf(out, ",\"speculative\":{\"rounds\":%lld,\"drafted\":%lld,\"accepted\":%lld,\"accept_length\":",
                    (long long)u->rounds, (long long)u->drafted, (long long)u->accepted);
         json_write_double(out, (double)(u->accepted + u->rounds) / (double)u->rounds);
         buf_byte(out, '}');
     }
-    buf_byte(out, '}');
 }
 
 static void write_token(buf *out, const chat_choice *ch, int32_t id, double logprob) {

@@ -153,8 +153,10 @@ typedef struct chat_dialect {
     void (*event)(chat *c, const chat_event *ev);
     /* All choices are finished: c->choices. Non-streams: the reply. Streams: closing events, sse_close. */
     void (*finish)(chat *c);
-    /* Refused (before start) or failed (after it): error reply, or error event and end of stream. NULL: OpenAI's shape. */
+    /* A stream failed: error event and its end. NULL: OpenAI's shape. */
     void (*fail)(chat *c, const fault *f);
+    /* A fault as JSON in the dialect's words, also for requests that never became a chat. NULL: OpenAI's. */
+    void (*write_fault)(buf *out, const fault *f);
     void (*free)(void *own); /* c->own; may be NULL */
     /* Nothing is generated: `start` answers, from c->prompt_tokens and the like. The prompt may be longer than the context. */
     bool count_only;

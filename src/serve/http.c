@@ -467,14 +467,18 @@ void http_reply_json(http_call *c, int status, const buf *body) {
     http_reply(c, status, "application/json", buf_view(body));
 }
 
-void http_reply_fault(http_call *c, const fault *f) {
-    buf b = { 0 };
+void http_reply_fault_json(http_call *c, const fault *f, const buf *body) {
     char seconds[16];
-    fault_write(&b, f);
     snprintf(seconds, sizeof seconds, "%d", f->retry_after);
     if (f->retry_after) http_reply_header(c, "Retry-After", seconds);
     if (f->status == 401) http_reply_header(c, "WWW-Authenticate", "Bearer");
-    http_reply_json(c, f->status, &b);
+    http_reply_json(c, f->status, body);
+}
+
+void http_reply_fault(http_call *c, const fault *f) {
+    buf b = { 0 };
+    fault_write(&b, f);
+    http_reply_fault_json(c, f, &b);
     buf_free(&b);
 }
 

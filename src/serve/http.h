@@ -64,6 +64,8 @@ void http_reply_header(http_call *c, const char *name, const char *value);
 void http_reply(http_call *c, int status, const char *content_type, str body);
 void http_reply_json(http_call *c, int status, const buf *body);
 void http_reply_fault(http_call *c, const fault *f); /* OpenAI's shape */
+/* The same status and headers, with the body given. */
+void http_reply_fault_json(http_call *c, const fault *f, const buf *body);
 
 /* A stream: headers now, pieces later, the end. */
 void http_stream_open(http_call *c, int status, const char *content_type);

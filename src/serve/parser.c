@@ -136,6 +136,8 @@ void parser_finish(chat_choice *ch) { tell(ch, EVENT_FINISH, (str){ "", 0 }); }
 
 bool parser_was_cut(const chat_choice *ch) { return ch->parser->r.cut; }
 
+int parser_stop(const chat_choice *ch) { return ch->parser->r.stop; }
+
 void parser_free(chat_choice *ch) {
     if (!ch->parser) return;
     reply_free(&ch->parser->r);

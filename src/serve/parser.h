@@ -14,6 +14,8 @@ void parser_finish(chat_choice *ch);
 void parser_flush(chat_choice *ch);
 /* The generation ended inside its last tool call. */
 bool parser_was_cut(const chat_choice *ch);
+/* Which of the request's stop strings ended it, or -1. */
+int parser_stop(const chat_choice *ch);
 void parser_free(chat_choice *ch);
 
 #endif

@@ -15,8 +15,10 @@
 
 enum { STALL_SECONDS = 30 };
 
-static const chat_dialect *const dialects[] = { &api_chat, &api_completions, &api_render, &api_tokenize,
-                                                &api_detokenize };
+static const chat_dialect *const dialects[] = {
+    &api_chat,       &api_completions, &api_render,    &api_tokenize,
+    &api_detokenize, &api_responses,   &api_anthropic, &api_anthropic_count
+};
 
 /* ---- preparing: JSON, template and tokenizer, off the event thread ---- */
 
@@ -127,11 +129,14 @@ static void begin_chat(server *s, http_call *call, const chat_dialect *d) {
 
 /* ---- requests ---- */
 
-static void refuse(http_call *c, int status, const char *code, const char *message, int retry) {
+static void refuse(http_call *c, const chat_dialect *d, int status, const char *code, const char *message, int retry) {
     fault f = { 0 };
+    buf b = { 0 };
     fault_set(&f, status, code, "%s", message);
     f.retry_after = retry;
-    http_reply_fault(c, &f);
+    (d && d->write_fault ? d->write_fault : fault_write)(&b, &f);
+    http_reply_fault_json(c, &f, &b);
+    buf_free(&b);
 }
 
 static const chat_dialect *find_dialect(str path) {
@@ -152,16 +157,16 @@ static void on_request(void *ctx, http_call *c) {
     }
     if (!d && (m == HTTP_GET || m == HTTP_HEAD) && admin_request(s, c, path)) return;
     if (!admin_authorized(s, c))
-        refuse(c, 401, "invalid_api_key", "a valid key is needed: Authorization: Bearer KEY", 0);
+        refuse(c, d, 401, "invalid_api_key", "a valid key is needed: Authorization: Bearer KEY", 0);
     else if (!d)
-        refuse(c, 404, "not_found", "no such endpoint", 0);
+        refuse(c, d, 404, "not_found", "no such endpoint", 0);
     else if (m != HTTP_POST) {
         http_reply_header(c, "Allow", "POST, OPTIONS");
-        refuse(c, 405, "method_not_allowed", "this endpoint takes POST", 0);
+        refuse(c, d, 405, "method_not_allowed", "this endpoint takes POST", 0);
     } else if (s->state == SERVER_LOADING)
-        refuse(c, 503, "loading", "the model is being loaded", 5);
+        refuse(c, d, 503, "loading", "the model is being loaded", 5);
     else if (s->state == SERVER_DRAINING)
-        refuse(c, 503, "shutting_down", "the server is shutting down", 30);
+        refuse(c, d, 503, "shutting_down", "the server is shutting down", 30);
     else
         begin_chat(s, c, d);
 }

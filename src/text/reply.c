@@ -25,16 +25,16 @@ static void on_event(void *ctx, split_kind kind, str text) {
 }
 
 void reply_init(reply *r, const tokenizer *t, bool thinking, const json *tools, const char *const *stops, int n_stops) {
-    *r = (reply){ .t = t, .stops = stops, .n_stops = n_stops };
+    *r = (reply){ .t = t, .stops = stops, .n_stops = n_stops, .stop = -1 };
     r->s = split_new(thinking, tools, on_event, r);
 }
 
 void reply_init_plain(reply *r, const tokenizer *t, const char *const *stops, int n_stops) {
-    *r = (reply){ .t = t, .stops = stops, .n_stops = n_stops };
+    *r = (reply){ .t = t, .stops = stops, .n_stops = n_stops, .stop = -1 };
 }
 
-/* Offset of the first completed stop string, or -1; *keep = bytes at the end that may begin one. */
-static ptrdiff_t find_stop(const reply *r, size_t *keep) {
+/* Offset of the first completed stop string, or -1; *which it is; *keep = bytes at the end that may begin one. */
+static ptrdiff_t find_stop(const reply *r, int *which, size_t *keep) {
     const str raw = buf_view(&r->raw);
     ptrdiff_t first = -1;
     *keep = 0;
@@ -42,7 +42,10 @@ static ptrdiff_t find_stop(const reply *r, size_t *keep) {
         const str stop = str_of(r->stops[i]);
         if (stop.n == 0) continue;
         const ptrdiff_t at = str_find(raw, stop);
-        if (at >= 0 && (first < 0 || at < first)) first = at;
+        if (at >= 0 && (first < 0 || at < first)) {
+            first = at;
+            *which = i;
+        }
         for (size_t n = stop.n - 1 < raw.n ? stop.n - 1 : raw.n; n > *keep; n--)
             if (memcmp(raw.p + raw.n - n, stop.p, n) == 0) *keep = n;
     }
@@ -61,7 +64,7 @@ static void release(reply *r, size_t n) {
 
 static void drain(reply *r) {
     size_t keep;
-    const ptrdiff_t at = find_stop(r, &keep);
+    const ptrdiff_t at = find_stop(r, &r->stop, &keep);
     if (at >= 0) {
         release(r, (size_t)at);
         r->raw.n = 0;

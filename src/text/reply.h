@@ -22,6 +22,7 @@ typedef struct reply {
     int n_stops;
     int min_tokens, n_tokens; /* stop strings are looked for in what comes behind the first min_tokens ids */
     bool stopped;             /* a stop string completed */
+    int stop;                 /* which of stops, else -1 */
     void (*on_piece)(void *ctx, split_kind kind, str piece); /* the splitter's events as they come; may be NULL */
     void *ctx;
 } reply;
