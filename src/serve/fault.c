@@ -39,7 +39,8 @@ bool fault_set(fault *f, int status, const char *code, const char *fmt, ...) {
 }
 
 bool fault_of(fault *f, const err *e) {
-    const char *id = e->id ? e->id : "E-SERVE-INTERNAL";
+    const char *id = e->id;
+    CHECK(id, "a failure without a cause");
     if (e->kind == ERR_INPUT && strcmp(id, "E-ENGINE-NONFINITE") != 0) {
         if (strcmp(id, "E-ENGINE-CONTEXT") == 0) return fault_set(f, 400, "context_length_exceeded", "%s", e->msg);
         return fault_set(f, 400, id, "%s", e->msg);

@@ -13,6 +13,7 @@
 #include <event2/event.h>
 #include <event2/http.h>
 #include <event2/listener.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
 #include <stdio.h>
@@ -30,7 +31,8 @@ typedef struct guard guard;
 struct http {
     struct event_base *base;
     struct evhttp *ev;
-    struct evconnlistener *listener;
+    struct evconnlistener *listener; /* NULL: no longer accepting */
+    struct evhttp_bound_socket *bound;
     http_limits limits;
     http_hooks hooks;
     guard *guards;
@@ -48,6 +50,7 @@ struct guard {
     double idle_since;  /* no request */
     double first_byte;  /* of a request that is not complete; 0 = none */
     struct event *page; /* pending look at an error page of evhttp's */
+    bool replaced;
 };
 
 struct http_call {
@@ -238,15 +241,43 @@ static void on_request(struct evhttp_request *req, void *arg) {
 
 /* ---- evhttp's own error pages ---- */
 
+/* evhttp closes the connection behind its page while the peer may still be sending: the kernel would answer that with a
+ * reset, and the peer would never see the page. A second descriptor keeps the socket open and swallows the rest for a while. */
+typedef struct lingering {
+    struct event *ev;
+    double since;
+} lingering;
+
+static void on_linger(evutil_socket_t fd, short what, void *arg) {
+    lingering *l = arg;
+    char sink[65536];
+    ssize_t n = what & EV_READ ? recv(fd, sink, sizeof sink, MSG_DONTWAIT) : 0;
+    if (n > 0 && clock_seconds() - l->since < 5) return;
+    event_free(l->ev);
+    close(fd);
+    free(l);
+}
+
+static void linger_begin(guard *g) {
+    static const struct timeval quiet = { 2, 0 };
+    const int fd = fcntl(bufferevent_getfd(g->bev), F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) return;
+    lingering *l = xcalloc(1, sizeof *l);
+    l->since = clock_seconds();
+    l->ev = event_new(g->h->base, fd, EV_READ | EV_PERSIST, on_linger, l);
+    CHECK(l->ev && event_add(l->ev, &quiet) == 0, "no memory for events");
+}
+
 static void replace_page(evutil_socket_t fd, short what, void *arg) {
     (void)fd;
     (void)what;
     guard *g = arg;
     struct evbuffer *out = bufferevent_get_output(g->bev);
     char head[16] = { 0 };
-    if (g->call || evbuffer_copyout(out, head, sizeof head - 1) < 12) return;
+    if (g->call || g->replaced || evbuffer_copyout(out, head, sizeof head - 1) < 12) return;
     int status = atoi(head + 9);
     if (status < 400) return;
+    g->replaced = true;
     fault f = { 0 };
     if (status == 413)
         fault_set(&f, 413, "body_too_large", "the body or the headers are larger than allowed");
@@ -264,6 +295,7 @@ static void replace_page(evutil_socket_t fd, short what, void *arg) {
                         status, body.n);
     evbuffer_add(out, body.p, body.n);
     buf_free(&body);
+    linger_begin(g);
 }
 
 static void on_output(struct evbuffer *out, const struct evbuffer_cb_info *info, void *arg) {
@@ -295,7 +327,7 @@ static struct bufferevent *new_connection(struct event_base *base, void *arg) {
     bufferevent_incref(bev);
     evbuffer_add_cb(bufferevent_get_output(bev), on_output, g);
     evbuffer_add_cb(bufferevent_get_input(bev), on_input, g);
-    if (h->n_guards >= h->limits.max_connections && !h->paused) {
+    if (h->n_guards >= h->limits.max_connections && !h->paused && h->accepting) {
         h->paused = true;
         evconnlistener_disable(h->listener);
     }
@@ -375,8 +407,8 @@ bool http_open(http **out, struct event_base *base, const char *host, int port, 
     evhttp_set_timeout(h->ev, (int)l->write_seconds);
     evhttp_set_bevcb(h->ev, new_connection, h);
     evhttp_set_gencb(h->ev, on_request, h);
-    evhttp_set_flags(h->ev, EVHTTP_SERVER_LINGERING_CLOSE);
-    CHECK(evhttp_bind_listener(h->ev, h->listener), "no memory for the server");
+    h->bound = evhttp_bind_listener(h->ev, h->listener);
+    CHECK(h->bound, "no memory for the server");
     h->accepting = true;
     event_add(h->tick, &ticking);
     *out = h;
@@ -397,7 +429,8 @@ int http_port(const http *h) { return h->port; }
 
 void http_stop_accepting(http *h) {
     h->accepting = false;
-    evconnlistener_disable(h->listener);
+    evhttp_del_accept_socket(h->ev, h->bound); /* closes it: clients are refused, not kept waiting */
+    h->listener = NULL;
 }
 
 int http_connections(const http *h) { return h->n_guards; }
@@ -461,6 +494,7 @@ void http_reply(http_call *c, int status, const char *content_type, str body) {
     struct evhttp_request *req = c->req;
     evhttp_send_reply(req, status, NULL, b);
     evbuffer_free(b);
+    stop_reading(c);
 }
 
 void http_reply_json(http_call *c, int status, const buf *body) {
@@ -515,9 +549,11 @@ void http_stream_write(http_call *c, str piece) {
 
 void http_stream_end(http_call *c) {
     if (c->ended) return;
+    guard *g = c->g;
     c->ended = true;
     c->gone = NULL;
-    evhttp_send_reply_end(c->req);
+    evhttp_send_reply_end(c->req); /* may be the end of the call */
+    if (g->call == c) stop_reading(c);
 }
 
 bool http_stream_full(const http_call *c) {
