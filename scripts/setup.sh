@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# usage: setup.sh [--minimal | --no-cross] [--browser]
+# usage: setup.sh [--minimal | --no-cross] [--client] [--browser]
 # Installs what nibble needs on Debian 12 (bookworm) or a derivative; does nothing, quickly, when it is all there.
 #   --minimal    only what building and running need
+#   --client     with --minimal: curl and the Python packages too, the API's official clients among them
 #   --no-cross   no aarch64 cross compiler, libraries and emulator (the aarch64 tests cannot run then)
 #   --browser    Chromium too, for the tests of the built-in page
 # Uses root, or sudo; without either it prints the command that someone with rights has to run, and exits 4.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-minimal='' cross=1 browser=''
+minimal='' cross=1 client='' browser=''
 for a in "$@"; do
   case $a in
   --minimal) minimal=1 cross='' ;;
   --no-cross) cross='' ;;
+  --client) client=1 ;;
   --browser) browser=1 ;;
-  -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
-  *) echo "setup: unknown option '$a' (--minimal, --no-cross, --browser)" >&2; exit 2 ;;
+  -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  *) echo "setup: unknown option '$a' (--minimal, --no-cross, --client, --browser)" >&2; exit 2 ;;
   esac
 done
 say() { echo "setup: $*" >&2; }
@@ -23,6 +25,7 @@ say() { echo "setup: $*" >&2; }
 # docs/DEPENDENCIES.md gives the reason of each.
 want="gcc libc6-dev make pkg-config git libyajl-dev libpcre2-dev libutf8proc-dev libedit-dev libevent-dev"
 [ -n "$minimal" ] || want+=" libopenmpi-dev openmpi-bin libcmocka-dev clang libclang-rt-14-dev clang-format clang-tidy cppcheck mandoc util-linux python3 python3-venv"
+[ -z "$client" ] || want+=" curl python3 python3-venv"
 [ -z "$browser" ] || want+=" chromium fonts-dejavu-core"
 [ "$(uname -m)" = x86_64 ] || cross=''
 if [ -n "$cross" ]; then
@@ -76,7 +79,7 @@ if [ -n "$missing" ]; then
     exit 4
   }
 fi
-[ -z "$minimal" ] || exit 0
+[ -z "$minimal" ] || [ -n "$client" ] || exit 0
 
 # The Python test tier. Debian's own python3 is preferred, so that another one on PATH does not decide.
 python=/usr/bin/python3; [ -x $python ] || python=python3
