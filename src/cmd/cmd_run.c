@@ -7,12 +7,14 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "cmd/cmd.h"
+#include "cmd/constrain.h"
 #include "text/reply.h"
 
 typedef struct options {
     cmd_sampling s;
     const char *prompt, *request, *ids;
-    bool raw, trace_rounds;
+    const char *json_schema;
+    bool raw, trace_rounds, json_object;
     int logprobs;
 } options;
 
@@ -209,6 +211,8 @@ static bool check_options(const options *o, err *e) {
     const int given = (o->prompt != NULL) + (o->request != NULL) + (o->ids != NULL);
     if (given != 1)
         return fail(e, ERR_USAGE, "E-USAGE", "run: give exactly one of -p TEXT, --request FILE, --ids JSON");
+    if ((o->json_schema || o->json_object) && (o->ids || (o->json_schema && o->json_object)))
+        return fail(e, ERR_USAGE, "E-USAGE", "run: one of --json-schema and --json-object, and not with --ids");
     if (o->raw && !o->prompt) return fail(e, ERR_USAGE, "E-USAGE", "run: --raw goes with -p");
     if ((o->s.system || o->s.think) && (!o->prompt || o->raw))
         return fail(e, ERR_USAGE, "E-USAGE",
@@ -229,8 +233,11 @@ static int answer(options *o, engine *g, double load_seconds, err *e) {
         log_say("W-SPEC-NO-HEAD", "%s: no draft head, --spec %d is ignored", g->files.dir, o->s.spec);
     live l = { .g = g, .text = g->tok != NULL, .show = !cmd_common()->json, .tty = isatty(STDERR_FILENO) };
     context c = { &l, o->logprobs };
+    cmd_constraint shape = { 0 };
+    token_rule rule = { 0 };
     gen_result r;
     bool ok = cmd_sampler(&p, &o->s, g, e) && make_prompt(o, g, &mem, &request, &prompt, &thinks, e) &&
+              cmd_constrain(&shape, &rule, o->json_schema, o->json_object, g, thinks, &p, e) &&
               session_open(&s, g, depth > 0, e) && session_set(&s, prompt.v, (int)prompt.n, e);
     if (ok) {
         if (l.text) {
@@ -242,6 +249,7 @@ static int answer(options *o, engine *g, double load_seconds, err *e) {
         const gen_options gen = { .max_tokens = o->s.max_tokens,
                                   .depth = depth,
                                   .sampling = p,
+                                  .rule = rule,
                                   .stop_ids = p.stop_ids,
                                   .n_stop_ids = p.n_stop_ids,
                                   .logprobs = o->logprobs,
@@ -270,6 +278,7 @@ static int answer(options *o, engine *g, double load_seconds, err *e) {
     ids_free(&l.out);
     ids_free(&prompt);
     session_close(&s);
+    cmd_constraint_free(&shape);
     arena_free(&mem);
     return code;
 }
@@ -278,7 +287,7 @@ int cmd_run(int argc, char **argv, err *e) {
     options o = { 0 };
     static const char *const prefill_choices[] = { "exact", NULL };
     int prefill = 0;
-    arg_opt opts[CMD_SAMPLING_OPTIONS + 10] = {
+    arg_opt opts[CMD_SAMPLING_OPTIONS + 12] = {
         { .type = ARG_GROUP, .help = "Prompt" },
         { .type = ARG_STR,
           .name = "prompt",
@@ -313,6 +322,12 @@ int cmd_run(int argc, char **argv, err *e) {
           .name = "trace-rounds",
           .dst = &o.trace_rounds,
           .help = "with --json: every draft-verify round" },
+        { .type = ARG_STR,
+          .name = "json-schema",
+          .meta = "FILE|JSON",
+          .dst = &o.json_schema,
+          .help = "the answer is JSON that fits this schema" },
+        { .type = ARG_FLAG, .name = "json-object", .dst = &o.json_object, .help = "the answer is a JSON object" },
         { .type = ARG_ENUM,
           .name = "prefill",
           .dst = &prefill,

@@ -61,7 +61,8 @@ void grammar_add_edge(grammar *g, uint32_t from, edge_kind kind, uint32_t to) {
 }
 
 void grammar_add_bytes(grammar *g, uint32_t from, int lo, int hi, uint32_t to) {
-    if (lo <= hi) add_edge(g, from, (grammar_edge){ .kind = EDGE_BYTE, .lo = (uint8_t)lo, .hi = (uint8_t)hi, .to = to });
+    if (lo <= hi)
+        add_edge(g, from, (grammar_edge){ .kind = EDGE_BYTE, .lo = (uint8_t)lo, .hi = (uint8_t)hi, .to = to });
 }
 
 void grammar_add_call(grammar *g, uint32_t from, uint32_t rule, uint32_t to) {

@@ -6,16 +6,18 @@
  * to before rejected drafts means to forget the newer ones.
  *
  * The language of a schema (a subset of the JSON texts that validate):
- * - Properties come in the order of the schema, optional ones may be left out, further ones (additionalProperties, which
- *   is true by default as in the specification) come last. Keys, and strings of enum and const, are in their usual
- *   spelling; numbers of enum and const as the schema writes them.
+ * - Properties come in the order of the schema, optional ones may be left out. Further ones come last; they need
+ *   additionalProperties (true or a schema) or a schema that declares none: where properties are declared, the default is
+ *   that there are no others. Keys, and strings of enum and const, are in their usual spelling; numbers of enum and const as
+ *   the schema writes them. That no further key comes twice is not enforced.
  * - White space: before a value, key or closing bracket either nothing, one space, or one newline with at most 32
  *   spaces (tabs are not used). None before ',' and ':', and none at the end.
  * - Strings are well-formed UTF-8 with any JSON escape (\uD800.. only in pairs); lengths count characters. Under
  *   `pattern` characters stand for themselves or have their short escape; only other control characters use \u00XX.
  *   A pattern is searched for, as the specification says: anchor it with ^ and $.
  * - Numbers have at most 20 digits before the point, 20 behind it and 3 in the exponent.
- * - At most 64 levels of nesting.
+ * - At most 60 to 120 levels of nesting, by their kind.
+ * - A schema without a type is taken for what its other keywords speak of (properties: an object, and so on).
  *
  * Schema keywords: type, enum, const, properties, required, additionalProperties, items, prefixItems, minItems, maxItems,
  * minLength, maxLength, pattern, minimum, maximum, exclusiveMinimum, exclusiveMaximum (of integers), anyOf, oneOf (when no

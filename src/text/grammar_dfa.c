@@ -47,7 +47,8 @@ static bool too_large(const dfa *d, err *e) {
 
 bool dfa_length(dfa *d, int64_t min, int64_t max, err *e) {
     const int64_t n = max < 0 ? min : max;
-    if (n > DFA_MAX_STATES - 2) return fail(e, ERR_INPUT, "E-GRAMMAR-SIZE", "pattern with a length of %lld", (long long)n);
+    if (n > DFA_MAX_STATES - 2)
+        return fail(e, ERR_INPUT, "E-GRAMMAR-SIZE", "pattern with a length of %lld", (long long)n);
     for (int64_t i = 0; i <= n; i++) {
         (void)dfa_state(d, i >= min);
         if (i < n)
@@ -180,7 +181,8 @@ uint32_t grammar_dfa(grammar *g, const dfa *d, bool json_form) {
     const uint32_t r = grammar_add_rule(g, 0, -1);
     uint32_t *at = xcalloc(d->n, sizeof *at);
     for (uint32_t i = 0; i < d->n; i++) at[i] = grammar_add_state(g, r);
-    const uint32_t close = grammar_add_state(g, r), end = grammar_add_text(g, close, json_form ? STR("\"") : STR("\n</parameter>"));
+    const uint32_t close = grammar_add_state(g, r),
+                   end = grammar_add_text(g, close, json_form ? STR("\"") : STR("\n</parameter>"));
     if (!g->full) {
         if (json_form)
             grammar_add_bytes(g, g->rules[r].start, '"', '"', at[0]);

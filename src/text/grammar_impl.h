@@ -16,7 +16,7 @@ enum {
     GRAMMAR_MAX_STATES = 1 << 18,
     GRAMMAR_MAX_EDGES = 1 << 20,
     GRAMMAR_MAX_RULES = 8192,
-    GRAMMAR_MAX_FRAMES = 160, /* nesting of calls; a level of JSON takes two at most */
+    GRAMMAR_MAX_FRAMES = 120, /* nesting of calls; a level of JSON takes one or two */
     GRAMMAR_NEVER = UINT16_MAX
 };
 
@@ -96,14 +96,14 @@ typedef struct dfa {
     bool *accept;
 } dfa; /* state 0 is the start; zeroed = empty */
 void dfa_free(dfa *d);
-uint32_t dfa_state(dfa *d, bool accept);                             /* appended; then its edges */
-void dfa_link(dfa *d, uint32_t lo, uint32_t hi, uint32_t to);        /* of the newest state */
+uint32_t dfa_state(dfa *d, bool accept);                      /* appended; then its edges */
+void dfa_link(dfa *d, uint32_t lo, uint32_t hi, uint32_t to); /* of the newest state */
 /* Strings that contain a match. Errors: E-GRAMMAR-SCHEMA (what is not supported), E-GRAMMAR-SIZE. */
 NODISCARD bool dfa_regex(dfa *out, str pattern, err *e);
 NODISCARD bool dfa_length(dfa *out, int64_t min, int64_t max, err *e); /* E-GRAMMAR-SIZE */
-void dfa_not_names(dfa *out, const str *names, size_t n);            /* everything but these */
+void dfa_not_names(dfa *out, const str *names, size_t n);              /* everything but these */
 void dfa_no_tags(dfa *out);
-NODISCARD bool dfa_both(dfa *out, const dfa *a, const dfa *b, err *e);  /* E-GRAMMAR-SIZE */
+NODISCARD bool dfa_both(dfa *out, const dfa *a, const dfa *b, err *e); /* E-GRAMMAR-SIZE */
 /* As a JSON string with its quotes, or raw. */
 uint32_t grammar_dfa(grammar *g, const dfa *d, bool json);
 
@@ -140,8 +140,8 @@ typedef struct machine {
     uint32_t *set_table, *config_table;
     uint32_t n_frames, cap_frames, n_sets, cap_sets, n_items, cap_items, n_configs, cap_configs, n_work, cap_work;
     uint32_t start;
-    uint32_t at;      /* of the closure being made: the work item that is followed */
-    bool accept;      /* of the same */
+    uint32_t at;           /* of the closure being made: the work item that is followed */
+    bool accept;           /* of the same */
     uint32_t memo[3][512]; /* of unions */
 } machine;
 

@@ -126,7 +126,8 @@ static void add_characters(grammar *g, const uint32_t *body, int nodes, const ta
         g->states[c].plain = i == 0;
         if (quoted) grammar_add_bytes(g, c, '\\', '\\', esc);
         for (int b = 0; b < 128; b++) {
-            if (quoted ? b < 0x20 || b == '"' || b == '\\' : (b < 0x20 && b != '\t' && b != '\n' && b != '\r') || b == 0x7f)
+            if (quoted ? b < 0x20 || b == '"' || b == '\\'
+                       : (b < 0x20 && b != '\t' && b != '\n' && b != '\r') || b == 0x7f)
                 continue;
             const int to = t ? t->next[i][b] : 0;
             int end = b;
@@ -192,54 +193,64 @@ static void add_whole(grammar *g, uint32_t from, bool zero, uint32_t to) {
     if (!g->full) add_digits(g, lead, 19, true, to);
 }
 
-/* Digits lo..hi of the same length, from place i on; at: a number's digits so far are the bound's. */
-static void add_between(grammar *g, uint32_t from, const char *lo, const char *hi, bool at_lo, bool at_hi, uint32_t to) {
+/* Places of a number that are free: tail[k] is k more digits before the end; 0: not made yet. */
+typedef struct free_digits {
+    uint32_t tail[24];
+} free_digits;
+
+static uint32_t free_tail(grammar *g, free_digits *f, uint32_t rule, size_t k, uint32_t to) {
+    for (size_t i = 0; i <= k && !g->full; i++) {
+        if (f->tail[i]) continue;
+        f->tail[i] = i == 0 ? to : grammar_add_state(g, rule);
+        if (i > 0) grammar_add_bytes(g, f->tail[i], '0', '9', f->tail[i - 1]);
+    }
+    return f->tail[k];
+}
+
+static bool all_are(const char *s, char c) { return strspn(s, (char[]){ c, 0 }) == strlen(s); }
+
+/* Digits lo..hi of the same length, from place i on; at_lo, at_hi: the number's digits so far are the bound's. */
+static void add_between(grammar *g, free_digits *f, uint32_t from, const char *lo, const char *hi, bool at_lo,
+                        bool at_hi, uint32_t to) {
     if (g->full) return;
-    if (!*lo) {
-        grammar_add_edge(g, from, EDGE_EPS, to);
-        return;
-    }
     const uint32_t r = g->states[from].rule;
-    const int a = at_lo ? *lo : '0', b = at_hi ? *hi : '9';
-    if (!at_lo && !at_hi) {
-        const uint32_t next = grammar_add_state(g, r);
-        grammar_add_bytes(g, from, '0', '9', next);
-        add_between(g, next, lo + 1, hi + 1, false, false, to);
+    if (!*lo || (!at_lo && !at_hi)) {
+        grammar_add_edge(g, from, EDGE_EPS, free_tail(g, f, r, strlen(lo), to));
         return;
     }
-    if (at_lo && at_hi && a == b) {
+    int a = at_lo ? *lo : '0', b = at_hi ? *hi : '9';
+    if (a == b && at_lo && at_hi) {
         const uint32_t next = grammar_add_state(g, r);
         grammar_add_bytes(g, from, a, a, next);
-        add_between(g, next, lo + 1, hi + 1, true, true, to);
+        add_between(g, f, next, lo + 1, hi + 1, true, true, to);
         return;
     }
-    if (at_lo) {
+    if (at_lo && !all_are(lo + 1, '0')) {
         const uint32_t next = grammar_add_state(g, r);
         grammar_add_bytes(g, from, a, a, next);
-        add_between(g, next, lo + 1, hi + 1, true, false, to);
+        add_between(g, f, next, lo + 1, hi + 1, true, false, to);
+        a++;
     }
-    if (at_hi) {
+    if (at_hi && !all_are(hi + 1, '9')) {
         const uint32_t next = grammar_add_state(g, r);
         grammar_add_bytes(g, from, b, b, next);
-        add_between(g, next, lo + 1, hi + 1, false, true, to);
+        add_between(g, f, next, lo + 1, hi + 1, false, true, to);
+        b--;
     }
-    if (a + at_lo <= b - at_hi) {
-        const uint32_t next = grammar_add_state(g, r);
-        grammar_add_bytes(g, from, a + at_lo, b - at_hi, next);
-        add_between(g, next, lo + 1, hi + 1, false, false, to);
-    }
+    if (a <= b) grammar_add_bytes(g, from, a, b, free_tail(g, f, r, strlen(lo) - 1, to));
 }
 
 /* lo..hi, without sign. */
 static void add_range(grammar *g, uint32_t from, uint64_t lo, uint64_t hi, uint32_t to) {
     uint64_t first = 0, last = 9;
+    free_digits f = { { 0 } };
     for (int n = 1; n <= 20 && !g->full; n++) {
         const uint64_t a = lo > first ? lo : first, b = hi < last ? hi : last;
         char x[24], y[24];
         if (a <= b) {
             snprintf(x, sizeof x, "%llu", (unsigned long long)a);
             snprintf(y, sizeof y, "%llu", (unsigned long long)b);
-            add_between(g, from, x, y, true, true, to);
+            add_between(g, &f, from, x, y, true, true, to);
         }
         if (n == 20) break;
         first = last + 1;
@@ -288,8 +299,9 @@ uint32_t grammar_number(grammar *g, const number_form *f) {
 /* ---- any value ---- */
 
 static void add_members(grammar *g, uint32_t rule, char open, char close, const json_rules *j, bool keys) {
-    const uint32_t in = grammar_add_state(g, rule), item = grammar_add_state(g, rule), after = grammar_add_state(g, rule),
-                   last = grammar_add_state(g, rule), end = grammar_add_state(g, rule), first = grammar_add_state(g, rule);
+    const uint32_t in = grammar_add_state(g, rule), item = grammar_add_state(g, rule),
+                   after = grammar_add_state(g, rule), last = grammar_add_state(g, rule),
+                   end = grammar_add_state(g, rule), first = grammar_add_state(g, rule);
     if (g->full) return;
     grammar_add_bytes(g, g->rules[rule].start, open, open, in);
     grammar_add_call(g, in, j->space, first);

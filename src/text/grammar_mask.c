@@ -21,8 +21,8 @@ struct grammar_vocab {
     int vocab;
     size_t words;
     token_tree plain, rest;
-    int32_t *same;                     /* [vocab] the next id of the same bytes, -1 = none */
-    uint32_t *bytes;                   /* [vocab + 1] into pool: bytes of each text token; empty: it is none */
+    int32_t *same;   /* [vocab] the next id of the same bytes, -1 = none */
+    uint32_t *bytes; /* [vocab + 1] into pool: bytes of each text token; empty: it is none */
     char *pool;
     uint64_t *up_to[PLAIN_COUNTS + 1]; /* plain tokens of at most so many characters; [0]: all */
     int32_t *longer;                   /* plain tokens of more than PLAIN_COUNTS characters */
@@ -41,12 +41,17 @@ static uint32_t plain_count(str s) {
     uint32_t n = 0;
     for (size_t i = 0; i < s.n; n++) {
         const uint8_t c = (uint8_t)s.p[i];
-        const size_t len = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
+        const size_t len = c < 0x80                ? 1
+                           : c >= 0xc2 && c < 0xe0 ? 2
+                           : c >= 0xe0 && c < 0xf0 ? 3
+                           : c >= 0xf0 && c < 0xf5 ? 4
+                                                   : 0;
         if (len == 0 || i + len > s.n || !grammar_plain(c)) return 0;
         for (size_t k = 1; k < len; k++)
             if (((uint8_t)s.p[i + k] & 0xc0) != 0x80) return 0;
         const uint8_t d = len > 1 ? (uint8_t)s.p[i + 1] : 0;
-        if ((c == 0xe0 && d < 0xa0) || (c == 0xed && d > 0x9f) || (c == 0xf0 && d < 0x90) || (c == 0xf4 && d > 0x8f) || c == 0x7f)
+        if ((c == 0xe0 && d < 0xa0) || (c == 0xed && d > 0x9f) || (c == 0xf0 && d < 0x90) || (c == 0xf4 && d > 0x8f) ||
+            c == 0x7f)
             return 0;
         i += len;
     }
@@ -284,8 +289,7 @@ bool grammar_mask(void *ctx, int choice, const int32_t *ahead, int n, uint64_t *
     tidy(r);
     uint32_t c = r->at[choice];
     for (int i = 0; i < n && c != MACHINE_DEAD; i++) c = step_token(r, c, ahead[i]);
-    if (c == MACHINE_DEAD)
-        return fail(e, ERR_INPUT, "E-GRAMMAR-TOKEN", "grammar: the tokens so far do not fit it");
+    if (c == MACHINE_DEAD) return fail(e, ERR_INPUT, "E-GRAMMAR-TOKEN", "grammar: the tokens so far do not fit it");
     const uint64_t *mask = mask_of(r, c);
     uint64_t some = 0;
     for (size_t i = 0; i < r->v->words; i++) some |= allowed[i] = mask[i];

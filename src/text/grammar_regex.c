@@ -27,7 +27,7 @@ typedef struct range {
 typedef enum node_type { N_SPLIT, N_SET, N_BEGIN, N_END, N_MATCH } node_type;
 typedef struct node {
     uint8_t type;
-    int out, out2;        /* SPLIT; the others use out */
+    int out, out2;         /* SPLIT; the others use out */
     uint32_t first, count; /* SET: ranges */
 } node;
 
@@ -42,8 +42,8 @@ typedef struct regex {
 } regex;
 
 static bool bad(regex *x, const char *what) {
-    return fail(x->e, ERR_INPUT, "E-GRAMMAR-SCHEMA", "pattern: %s at byte %d of \"" STR_FMT "\"", what, (int)(x->p - x->text),
-                STR_ARG(((str){ x->text, (size_t)(x->end - x->text) })));
+    return fail(x->e, ERR_INPUT, "E-GRAMMAR-SCHEMA", "pattern: %s at byte %d of \"" STR_FMT "\"", what,
+                (int)(x->p - x->text), STR_ARG(((str){ x->text, (size_t)(x->end - x->text) })));
 }
 
 static bool large(regex *x) { return fail(x->e, ERR_INPUT, "E-GRAMMAR-SIZE", "pattern: too large when written out"); }
@@ -94,7 +94,7 @@ static bool tidy_ranges(regex *x, uint32_t first, bool negate) {
 
 static bool add_class(regex *x, char c) {
     static const range digit[] = { { '0', '9' } }, word[] = { { '0', '9' }, { 'A', 'Z' }, { '_', '_' }, { 'a', 'z' } },
-                       space[] = { { 9, 13 },         { 32, 32 },         { 0xa0, 0xa0 },     { 0x1680, 0x1680 },
+                       space[] = { { 9, 13 },          { 32, 32 },         { 0xa0, 0xa0 },     { 0x1680, 0x1680 },
                                    { 0x2000, 0x200a }, { 0x2028, 0x2029 }, { 0x202f, 0x202f }, { 0x205f, 0x205f },
                                    { 0x3000, 0x3000 }, { 0xfeff, 0xfeff } };
     const char k = c | 32;
@@ -219,9 +219,7 @@ static bool atom(regex *x, int out, int *in) {
     if (++x->steps > REGEX_MAX_STEPS) return large(x);
     switch (c) {
     case '(': x->p++; return group(x, out, in);
-    case '[':
-        x->p++;
-        return bracket(x, first) && set_node(x, first, out, in);
+    case '[': x->p++; return bracket(x, first) && set_node(x, first, out, in);
     case '^': x->p++; return (*in = add_node(x, N_BEGIN, out, NO_NODE)) != NO_NODE;
     case '$': x->p++; return (*in = add_node(x, N_END, out, NO_NODE)) != NO_NODE;
     case '.':
@@ -255,7 +253,8 @@ static bool quantifier(regex *x, int *min, int *max, bool *any) {
         x->p++;
         long v[2] = { 0, -1 };
         const char *from = x->p;
-        for (; x->p < x->end && *x->p >= '0' && *x->p <= '9' && v[0] <= REGEX_MAX_REPEAT; x->p++) v[0] = v[0] * 10 + (*x->p - '0');
+        for (; x->p < x->end && *x->p >= '0' && *x->p <= '9' && v[0] <= REGEX_MAX_REPEAT; x->p++)
+            v[0] = v[0] * 10 + (*x->p - '0');
         if (x->p == from) return bad(x, "a '{' that is no quantifier (write \\{)");
         if (x->p < x->end && *x->p == ',') {
             x->p++;

@@ -11,6 +11,7 @@ enum {
     BRANCHES_MAX = 400,
     PREFIX_MAX = 256,
     DEPTH_MAX = 200,
+    VALUE_PAIRS_MAX = 100000,
     CONJ_TABLE = 1 << 12,
     T_STRING = 1,
     T_INTEGER = 2,
@@ -62,7 +63,8 @@ static bool find_path(buf *out, const json *at, const json *what, int depth) {
             buf_printf(out, "/" STR_FMT, STR_ARG(at->u.members[i].key));
         else
             buf_printf(out, "/%u", i);
-        if (find_path(out, at->type == JSON_OBJECT ? &at->u.members[i].value : &at->u.items[i], what, depth + 1)) return true;
+        if (find_path(out, at->type == JSON_OBJECT ? &at->u.members[i].value : &at->u.items[i], what, depth + 1))
+            return true;
         buf_truncate(out, mark);
     }
     return false;
@@ -105,14 +107,46 @@ static const json *pointer(const json *root, str ref) {
     return root;
 }
 
-static const char *const known_keys[] = {
-    "type",       "enum",        "const",    "properties",  "required",    "additionalProperties", "items",
-    "prefixItems", "minItems",   "maxItems", "minLength",   "maxLength",   "pattern",              "minimum",
-    "maximum",    "exclusiveMinimum", "exclusiveMaximum",   "anyOf",       "oneOf",                "allOf",
-    "$ref",       "$defs",       "definitions", "nullable", "title",       "description",          "default",
-    "examples",   "example",     "format",   "deprecated",  "readOnly",    "writeOnly",            "$id",
-    "$schema",    "$comment",    "$anchor",  "strict",      "contentMediaType", "contentEncoding"
-};
+static const char *const known_keys[] = { "type",
+                                          "enum",
+                                          "const",
+                                          "properties",
+                                          "required",
+                                          "additionalProperties",
+                                          "items",
+                                          "prefixItems",
+                                          "minItems",
+                                          "maxItems",
+                                          "minLength",
+                                          "maxLength",
+                                          "pattern",
+                                          "minimum",
+                                          "maximum",
+                                          "exclusiveMinimum",
+                                          "exclusiveMaximum",
+                                          "anyOf",
+                                          "oneOf",
+                                          "allOf",
+                                          "$ref",
+                                          "$defs",
+                                          "definitions",
+                                          "nullable",
+                                          "title",
+                                          "description",
+                                          "default",
+                                          "examples",
+                                          "example",
+                                          "format",
+                                          "deprecated",
+                                          "readOnly",
+                                          "writeOnly",
+                                          "$id",
+                                          "$schema",
+                                          "$comment",
+                                          "$anchor",
+                                          "strict",
+                                          "contentMediaType",
+                                          "contentEncoding" };
 
 static bool check_keys(const schema_compiler *c, const json *s, err *e) {
     for (uint32_t i = 0; i < s->n; i++) {
@@ -133,7 +167,8 @@ static bool conj_add(const schema_compiler *c, conj *out, const json *s, int dep
     if (!json_is(s, JSON_OBJECT)) return refuse(c, s, "schema", "not an object, true or false", e);
     for (int i = 0; i < out->n; i++)
         if (out->v[i].s == s) return true;
-    if (depth > 24 || out->n == PARTS_MAX) return refuse(c, s, "$ref", "too many schemas at once, or references in a circle", e);
+    if (depth > 24 || out->n == PARTS_MAX)
+        return refuse(c, s, "$ref", "too many schemas at once, or references in a circle", e);
     if (!check_keys(c, s, e)) return false;
     out->v[out->n++] = (part){ .s = s };
     const json *ref = json_get(s, "$ref"), *all = json_get(s, "allOf");
@@ -220,8 +255,9 @@ static bool same_value(const json *a, const json *b) {
     return same;
 }
 
-static bool listed(const json *s, const json *v) {
-    const json *list = json_get(s, "enum"), *one = json_get(s, "const");
+/* Is v among the values of s? `own`: it comes from the list of s. */
+static bool listed(const json *s, const json *v, bool own) {
+    const json *list = own ? NULL : json_get(s, "enum"), *one = json_get(s, "const");
     bool ok = !list;
     for (uint32_t i = 0; json_is(list, JSON_ARRAY) && i < list->n && !ok; i++) ok = same_value(&list->u.items[i], v);
     return ok && (!one || same_value(one, v));
@@ -246,21 +282,30 @@ static bool has_tag(str s) {
     return false;
 }
 
-static bool compile_values(schema_compiler *c, const conj *k, const json *source, bool raw, uint32_t start, uint32_t end, err *e) {
-    static const char *const beside[] = { "minLength", "maxLength", "pattern",  "minimum",    "maximum",  "exclusiveMinimum",
-                                          "exclusiveMaximum", "minItems", "maxItems", "items", "prefixItems", "properties",
-                                          "required", "additionalProperties" };
+static bool compile_values(schema_compiler *c, const conj *k, const json *source, bool raw, uint32_t start,
+                           uint32_t end, err *e) {
+    static const char *const beside[] = {
+        "minLength", "maxLength", "pattern", "minimum",     "maximum",    "exclusiveMinimum", "exclusiveMaximum",
+        "minItems",  "maxItems",  "items",   "prefixItems", "properties", "required",         "additionalProperties"
+    };
     const json *list = json_get(source, "enum"), *one = json_get(source, "const");
     int types;
-    if (list && (!json_is(list, JSON_ARRAY) || list->n == 0)) return refuse(c, source, "enum", "not a list of values", e);
+    if (list && (!json_is(list, JSON_ARRAY) || list->n == 0))
+        return refuse(c, source, "enum", "not a list of values", e);
     if (!types_of(c, k, &types, e)) return false;
     for (int i = 0; i < k->n; i++)
         for (size_t m = 0; m < ARRAY_LEN(beside); m++)
-            if (json_get(k->v[i].s, beside[m])) return refuse(c, k->v[i].s, beside[m], "not supported beside enum or const", e);
+            if (json_get(k->v[i].s, beside[m]))
+                return refuse(c, k->v[i].s, beside[m], "not supported beside enum or const", e);
+    for (int i = 0; i < k->n; i++) {
+        const json *other = k->v[i].s != source ? json_get(k->v[i].s, "enum") : NULL;
+        if (list && other && (uint64_t)list->n * other->n > VALUE_PAIRS_MAX)
+            return fail(e, ERR_INPUT, "E-GRAMMAR-SIZE", "schema: two lists of values too long to be compared");
+    }
     for (uint32_t i = 0; i < (list ? list->n : 1) && !c->g->full; i++) {
         const json *v = list ? &list->u.items[i] : one;
         bool fits = (value_type(v) & types) != 0;
-        for (int m = 0; m < k->n && fits; m++) fits = listed(k->v[m].s, v);
+        for (int m = 0; m < k->n && fits; m++) fits = listed(k->v[m].s, v, list && k->v[m].s == source);
         buf text = { 0 };
         if (raw && v->type == JSON_STRING)
             buf_str(&text, json_str(v));
@@ -302,7 +347,8 @@ static bool bound(const schema_compiler *c, const json *s, const char *key, numb
         if (exclusive) v += low ? 1 : -1;
     } else {
         const double d = json_double(x);
-        if (!(d > -9e15 && d < 9e15)) return refuse(c, s, key, "too large for a bound that is not written as an integer", e);
+        if (!(d > -9e15 && d < 9e15))
+            return refuse(c, s, key, "too large for a bound that is not written as an integer", e);
         v = (int64_t)d;
         if (low) {
             if ((double)v < d || (exclusive && (double)v == d)) v++;
@@ -328,7 +374,8 @@ static bool compile_number(schema_compiler *c, const conj *k, bool integer, uint
             } else if (m == 0 && json_is_number(x) && json_double(x) == 0) {
                 f.no_sign = true;
             } else {
-                return refuse(c, k->v[i].s, keys[m], "bounds of numbers are supported only for type integer (and minimum 0)", e);
+                return refuse(c, k->v[i].s, keys[m],
+                              "bounds of numbers are supported only for type integer (and minimum 0)", e);
             }
         }
     *rule = grammar_number(c->g, &f);
@@ -378,7 +425,6 @@ static bool compile_string(schema_compiler *c, const conj *k, bool raw, uint32_t
 
 static bool compile(schema_compiler *c, uint32_t *rule, const conj *k, bool raw, err *e);
 
-
 /* The schema of item i (prefixItems first), as a conjunction; *given: some part says so. */
 static bool item_conj(const schema_compiler *c, const conj *k, uint32_t i, conj *out, err *e) {
     *out = (conj){ .n = 0 };
@@ -406,7 +452,8 @@ static bool compile_array(schema_compiler *c, const conj *k, uint32_t *rule, err
     if (prefix > PREFIX_MAX) return refuse(c, k->v[0].s, "prefixItems", "too many", e);
     if (!item_conj(c, k, prefix, &tail, e)) return false;
     if (tail.never && (max < 0 || max > prefix)) max = prefix;
-    if (prefix > 0 && min > prefix) return refuse(c, k->v[0].s, "minItems", "more than prefixItems are not supported", e);
+    if (prefix > 0 && min > prefix)
+        return refuse(c, k->v[0].s, "minItems", "more than prefixItems are not supported", e);
     const uint32_t r = *rule = grammar_add_rule(g, min, max);
     if ((max >= 0 && min > max) || g->full) return true; /* nothing */
     const uint32_t in = grammar_add_state(g, r), first = grammar_add_state(g, r), end = grammar_add_state(g, r);
@@ -422,7 +469,8 @@ static bool compile_array(schema_compiler *c, const conj *k, uint32_t *rule, err
         if (!compile(c, &of, &item, false, e)) return false;
         /* an item is counted before its comma: there is none where no more may come */
         uint32_t value = grammar_add_state(g, r);
-        const uint32_t behind = grammar_add_state(g, r), close = grammar_add_state(g, r), last = grammar_add_state(g, r);
+        const uint32_t behind = grammar_add_state(g, r), close = grammar_add_state(g, r),
+                       last = grammar_add_state(g, r);
         grammar_add_edge(g, after, EDGE_INC, value);
         if (i > 0) {
             const uint32_t comma = grammar_add_text(g, value, STR(","));
@@ -437,7 +485,8 @@ static bool compile_array(schema_compiler *c, const conj *k, uint32_t *rule, err
         grammar_add_bytes(g, last, ']', ']', end);
         after = behind;
         if (i == prefix) { /* and again */
-            const uint32_t more = grammar_add_state(g, r), comma = grammar_add_state(g, r), next = grammar_add_state(g, r);
+            const uint32_t more = grammar_add_state(g, r), comma = grammar_add_state(g, r),
+                           next = grammar_add_state(g, r);
             if (g->full) break;
             grammar_add_edge(g, behind, EDGE_INC, more);
             grammar_add_bytes(g, more, ',', ',', comma);
@@ -494,8 +543,10 @@ static bool collect(const schema_compiler *c, const conj *k, property *v, size_t
         const json *r = json_get(k->v[i].s, "required");
         if (r && !json_is(r, JSON_ARRAY)) return refuse(c, k->v[i].s, "required", "not a list", e);
         for (uint32_t m = 0; r && m < r->n; m++) {
-            if (!json_is(&r->u.items[m], JSON_STRING)) return refuse(c, k->v[i].s, "required", "not a list of names", e);
-            if (!add_property(v, n, k, json_str(&r->u.items[m]))) return refuse(c, k->v[i].s, "required", "too many", e);
+            if (!json_is(&r->u.items[m], JSON_STRING))
+                return refuse(c, k->v[i].s, "required", "not a list of names", e);
+            if (!add_property(v, n, k, json_str(&r->u.items[m])))
+                return refuse(c, k->v[i].s, "required", "too many", e);
         }
     }
     return true;
@@ -521,7 +572,8 @@ static void add_key(schema_compiler *c, uint32_t from, str key, uint32_t rule, u
     buf text = { 0 };
     json_write_str(&text, key);
     buf_byte(&text, ':');
-    const uint32_t colon = grammar_add_text(g, from, buf_view(&text)), value = grammar_add_state(g, g->states[from].rule);
+    const uint32_t colon = grammar_add_text(g, from, buf_view(&text)),
+                   value = grammar_add_state(g, g->states[from].rule);
     buf_free(&text);
     if (g->full) return;
     grammar_add_call(g, colon, c->any.space, value);
@@ -679,8 +731,18 @@ static bool check_one_of(const schema_compiler *c, const json *s, const json *li
 
 /* ---- the choice of what a value is ---- */
 
+/* Nothing but this list and annotations: every known keyword that constrains stands before title in known_keys. */
+static bool only_branches(const json *s, int bit) {
+    for (size_t k = 0; !str_is(str_of(known_keys[k]), "title"); k++) {
+        const bool this = str_is(str_of(known_keys[k]), bit == 1 ? "anyOf" : "oneOf");
+        if (!this && !strstr(known_keys[k], "def") && json_get(s, known_keys[k])) return false;
+    }
+    return true;
+}
+
 /* The first anyOf or oneOf that is not followed yet becomes alternatives. */
-static bool compile_branches(schema_compiler *c, const conj *k, bool raw, uint32_t start, uint32_t end, bool *done, err *e) {
+static bool compile_branches(schema_compiler *c, const conj *k, bool raw, uint32_t start, uint32_t end, bool *done,
+                             err *e) {
     *done = false;
     for (int i = 0; i < k->n; i++)
         for (int bit = 1; bit <= 2; bit++) {
@@ -694,6 +756,7 @@ static bool compile_branches(schema_compiler *c, const conj *k, bool raw, uint32
                 conj branch = *k;
                 uint32_t rule;
                 branch.v[i].used |= (uint8_t)bit;
+                if (only_branches(s, bit)) branch.v[i] = branch.v[--branch.n]; /* it says nothing more */
                 if (!conj_add(c, &branch, &list->u.items[m], 0, e)) return false;
                 if (branch.never) continue;
                 if (!compile(c, &rule, &branch, raw, e)) return false;
@@ -727,7 +790,8 @@ static void add_words(schema_compiler *c, uint32_t start, int types, bool raw, u
     static const char *const words[] = { "true", "false", "null" };
     for (int i = 0; i < 3; i++) {
         if (!(types & (i < 2 ? T_BOOLEAN : T_NULL))) continue;
-        const uint32_t to = grammar_add_text(c->g, grammar_add_text(c->g, start, str_of(words[i])), raw ? STR("\n</parameter>") : STR(""));
+        const uint32_t to = grammar_add_text(c->g, grammar_add_text(c->g, start, str_of(words[i])),
+                                             raw ? STR("\n</parameter>") : STR(""));
         grammar_add_edge(c->g, to, EDGE_EPS, end);
     }
 }
@@ -792,7 +856,8 @@ static bool compile(schema_compiler *c, uint32_t *rule, const conj *k, bool raw,
     for (uint32_t i = *slot; i; i = c->known[i - 1].next)
         if (c->known[i - 1].raw == raw && same_conj(&c->known[i - 1].c, k)) return *rule = c->known[i - 1].rule, true;
     *rule = grammar_add_rule(c->g, 0, 0);
-    if (c->g->full) return fail(e, ERR_INPUT, "E-GRAMMAR-SIZE", "grammar: too many rules, states or edges (simplify it)");
+    if (c->g->full)
+        return fail(e, ERR_INPUT, "E-GRAMMAR-SIZE", "grammar: too many rules, states or edges (simplify it)");
     if (c->depth > DEPTH_MAX) return fail(e, ERR_INPUT, "E-GRAMMAR-SIZE", "schema: nested too deep");
     if (c->n_known == c->cap_known) {
         c->cap_known = c->cap_known ? 2 * c->cap_known : 64;

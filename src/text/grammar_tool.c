@@ -7,7 +7,8 @@ enum { CALLS_MAX = 64, TOOLS_MAX = 512 };
 
 static bool plain_name(str s) {
     for (size_t i = 0; i < s.n; i++)
-        if ((unsigned char)s.p[i] <= 0x20 || s.p[i] == '>' || s.p[i] == '<' || s.p[i] == '"' || s.p[i] == '\'') return false;
+        if ((unsigned char)s.p[i] <= 0x20 || s.p[i] == '>' || s.p[i] == '<' || s.p[i] == '"' || s.p[i] == '\'')
+            return false;
     return s.n > 0 && s.n <= 256;
 }
 
@@ -29,15 +30,16 @@ static bool add_parameters(grammar *g, const json *schema, str tool, uint32_t fr
     const uint32_t rule = g->states[from].rule;
     for (uint32_t i = 0; json_is(need, JSON_ARRAY) && i < need->n; i++)
         if (!json_is(&need->u.items[i], JSON_STRING) || !json_get_str(properties, json_str(&need->u.items[i])))
-            return fail(e, ERR_INPUT, "E-GRAMMAR-TOOL", "tool " STR_FMT ": a required parameter is not among its properties",
-                        STR_ARG(tool));
+            return fail(e, ERR_INPUT, "E-GRAMMAR-TOOL",
+                        "tool " STR_FMT ": a required parameter is not among its properties", STR_ARG(tool));
     schema_compiler *c = schema_begin(g, schema, true);
     bool ok = true;
     for (uint32_t i = 0; json_is(properties, JSON_OBJECT) && i < properties->n && ok; i++) {
         const str key = properties->u.members[i].key;
         uint32_t value;
-        ok = plain_name(key) || fail(e, ERR_INPUT, "E-GRAMMAR-TOOL", "tool " STR_FMT ": a parameter cannot be named \"" STR_FMT "\"",
-                                     STR_ARG(tool), STR_ARG(key));
+        ok = plain_name(key) ||
+             fail(e, ERR_INPUT, "E-GRAMMAR-TOOL", "tool " STR_FMT ": a parameter cannot be named \"" STR_FMT "\"",
+                  STR_ARG(tool), STR_ARG(key));
         if (!ok || !(ok = schema_rule(c, &value, &properties->u.members[i].value, true, e))) break;
         uint32_t at = grammar_add_text(g, from, STR("<parameter="));
         at = grammar_add_text(g, grammar_add_text(g, at, key), STR(">\n"));
@@ -56,9 +58,11 @@ static bool add_tool(grammar *g, const json *fn, uint32_t from, uint32_t to, err
     const json *name = json_get(fn, "name"), *schema = json_get(fn, "parameters");
     if (!schema) schema = json_get(fn, "input_schema");
     if (!json_is(name, JSON_STRING) || !plain_name(json_str(name)))
-        return fail(e, ERR_INPUT, "E-GRAMMAR-TOOL", "tools: a function without a name, or with one that cannot be called");
-    const uint32_t at = grammar_add_text(g, grammar_add_text(g, grammar_add_text(g, from, STR("<function=")), json_str(name)),
-                                         STR(">\n")),
+        return fail(e, ERR_INPUT, "E-GRAMMAR-TOOL",
+                    "tools: a function without a name, or with one that cannot be called");
+    const uint32_t at = grammar_add_text(
+                       g, grammar_add_text(g, grammar_add_text(g, from, STR("<function=")), json_str(name)),
+                       STR(">\n")),
                    body = grammar_add_state(g, g->states[from].rule), end = grammar_add_state(g, g->states[from].rule);
     if (g->full) return true;
     grammar_add_edge(g, at, EDGE_EPS, body);
@@ -78,7 +82,8 @@ bool grammar_tool_calls(grammar **out, const json *tools, const grammar_calls *c
     const uint32_t r = grammar_add_rule(g, 1, c->parallel ? CALLS_MAX : 1), open = grammar_add_state(g, r),
                    close = grammar_add_state(g, r), again = grammar_add_state(g, r);
     grammar_add_edge(g, g->rules[r].start, EDGE_INC, open);
-    const uint32_t fn = grammar_add_text(g, open, STR("<tool_call>\n")), behind = grammar_add_text(g, close, STR("</tool_call>"));
+    const uint32_t fn = grammar_add_text(g, open, STR("<tool_call>\n")),
+                   behind = grammar_add_text(g, close, STR("</tool_call>"));
     bool ok = true;
     if (!g->full) {
         g->states[behind].final = true;
