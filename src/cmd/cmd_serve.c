@@ -11,7 +11,7 @@ typedef struct options {
     cmd_sampling s;
     serve_options o;
     int max_seqs, chunk, queue, log_format;
-    int64_t max_body;
+    int64_t max_body, kv_memory, prefix_cache;
     arg_strings key_files, names;
     buf key_text; /* keys from files and the environment, NUL behind each */
 } options;
@@ -52,6 +52,8 @@ static bool serve(options *o, const char *dir, int *code, err *e) {
     int rows;
     if (!cmd_draft_head(&rows, o->s.draft_head, e) || !read_keys(o, e)) return false;
     serve_options *so = &o->o;
+    /* Three fifths for states and two for KV: a state of the 35B model is as large as the KV of 6,144 tokens. */
+    const int64_t prefix = o->prefix_cache >= 0 ? o->prefix_cache : min_i64(memory_available() / 8, (int64_t)1 << 30);
     so->dir = dir;
     if (o->names.n) so->name = o->names.v[0];
     for (int i = 1; i < o->names.n; i++) arg_strings_add(&so->aliases, o->names.v[i]);
@@ -62,6 +64,9 @@ static bool serve(options *o, const char *dir, int *code, err *e) {
                                    .kv = (kv_mode)o->s.kv,
                                    .act = (act_mode)o->s.act,
                                    .heads = { .mode = (head_mode)o->s.head, .draft_rows = rows },
+                                   .kv_bytes = o->kv_memory,
+                                   .prefix_state_bytes = prefix - prefix * 2 / 5,
+                                   .prefix_kv_bytes = prefix * 2 / 5,
                                    .memory_bytes = o->s.memory,
                                    .need_text = true };
     so->loop = (loop_options){ .depth = o->s.has_spec ? o->s.spec : 2, .max_queue = o->queue };
@@ -89,7 +94,8 @@ int cmd_serve(int argc, char **argv, err *e) {
                          .commit = NIBBLE_COMMIT },
                   .max_seqs = 8,
                   .queue = 256,
-                  .max_body = 16 << 20 };
+                  .max_body = 16 << 20,
+                  .prefix_cache = -1 };
     const arg_opt opts[] = {
         { .type = ARG_GROUP, .help = "Server" },
         { .type = ARG_STR, .name = "host", .meta = "ADDR", .dst = &o.o.host, .help = "address to listen on" },
@@ -233,6 +239,22 @@ int cmd_serve(int argc, char **argv, err *e) {
           .dst = &o.s.draft_head,
           .none = "65536 of a large vocabulary",
           .help = "drafts come from an NVFP4 copy of the first N rows (and the last 512) of the head" },
+        { .type = ARG_BYTES,
+          .name = "prefix-cache",
+          .meta = "BYTES",
+          .dst = &o.prefix_cache,
+          .lo = 0,
+          .hi = INT64_MAX,
+          .none = "1 GiB, at most an eighth of what is available",
+          .help = "memory for what prompts have in common with earlier ones; 0 is off" },
+        { .type = ARG_BYTES,
+          .name = "kv-memory",
+          .meta = "BYTES",
+          .dst = &o.kv_memory,
+          .lo = 0,
+          .hi = INT64_MAX,
+          .none = "full contexts for all",
+          .help = "KV cache shared by all running answers; when it is short, one waits" },
         { .type = ARG_BYTES,
           .name = "memory",
           .meta = "BYTES",

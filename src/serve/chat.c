@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "serve/api.h"
+#include "serve/constrain.h"
 #include "serve/metrics.h"
 #include "serve/parser.h"
 #include "serve/sse.h"
@@ -68,7 +69,7 @@ bool chat_prepare(chat *c, str body, fault *f) {
         return e.kind == ERR_INPUT ? fault_set(f, 400, "invalid_json", "%s", e.msg)
                                    : fault_set(f, 413, "body_too_large", "%s", e.msg);
     if (v->type != JSON_OBJECT) return fault_set(f, 400, "invalid_json", "body: not a JSON object");
-    return c->dialect->parse(c, v, f) && chat_make_prompt(c, f);
+    return c->dialect->parse(c, v, f) && chat_make_prompt(c, f) && (c->dialect->count_only || constrain_prepare(c, f));
 }
 
 /* ---- answers ---- */
@@ -118,6 +119,8 @@ static void count_end(chat *c, const chat_choice *ch) {
     m->output_tokens += ch->usage.completion_tokens;
     m->reasoning_tokens += ch->usage.reasoning_tokens;
     metrics_tokens(&m->output_length, ch->usage.completion_tokens);
+    if (ch->index == 0) m->cached_tokens += ch->usage.cached_tokens;
+    metrics_seconds(&m->latency, clock_seconds() - c->submitted_at);
 }
 
 static chat_finish finish_of(const chat_choice *ch, gen_finish g) {
@@ -221,6 +224,8 @@ static void on_ready(void *owner) {
 
 /* ---- into the engine ---- */
 
+enum { MAX_MARKS = 8 };
+
 static void stop_ids_of(const chat *c, int32_t *ids, int *stops, int *n) {
     const chat_request *r = &c->request;
     *n = 0;
@@ -230,19 +235,42 @@ static void stop_ids_of(const chat *c, int32_t *ids, int *stops, int *n) {
     for (int i = 0; i < *n; i++) stops[i] = ids[i];
 }
 
+/* Where turns begin: there another request with the same history may go on differently. */
+static int find_marks(const chat *c, int *marks) {
+    const int32_t *v = c->prompt.v;
+    const int n = (int)c->prompt.n;
+    int found = 0;
+    if (!c->request.messages || !tokenizer_is_special(c->model->g->tok, v[0])) return 0;
+    for (int i = n - 1; i > 0 && found < MAX_MARKS; i--)
+        if (v[i] == v[0]) marks[found++] = i;
+    for (int i = 0; i < found / 2; i++) { /* rising */
+        const int x = marks[i];
+        marks[i] = marks[found - 1 - i];
+        marks[found - 1 - i] = x;
+    }
+    return found;
+}
+
 static bool submit(chat *c, fault *f) {
     chat_request *r = &c->request;
     int32_t ids[SAMPLER_MAX_STOPS];
-    int stops[SAMPLER_MAX_STOPS], n_stops;
+    int stops[SAMPLER_MAX_STOPS], marks[MAX_MARKS], n_stops;
+    const int n_marks = find_marks(c, marks);
     err e = { 0 };
+    constraint *rule;
     stop_ids_of(c, ids, stops, &n_stops);
+    if (c->grammar) r->sampling.min_tokens = 0; /* the end is where the grammar has it */
+    if (!constraint_new(&rule, c, ids, n_stops, &e)) return fault_of(f, &e);
     if (!r->has_seed) {
         uint32_t seed = 0;
         if (getrandom(&seed, sizeof seed, 0) == (ssize_t)sizeof seed) r->sampling.seed = seed;
     }
     job_spec s = { .request = { .prompt = c->prompt.v,
                                 .n_prompt = (int)c->prompt.n,
+                                .marks = marks,
+                                .n_marks = n_marks,
                                 .sampling = r->sampling,
+                                .rule = constraint_rule(rule),
                                 .choices = r->n,
                                 .max_tokens = r->max_tokens,
                                 .depth = r->depth,
@@ -254,6 +282,8 @@ static bool submit(chat *c, fault *f) {
                    .stops = r->stops,
                    .n_stops = r->n_stops,
                    .min_tokens = r->sampling.min_tokens,
+                   .held = rule,
+                   .held_free = constraint_free,
                    .ready = on_ready,
                    .owner = c };
     s.request.sampling.stop_ids = ids;
@@ -315,6 +345,7 @@ void chat_free(chat *c) {
     }
     free(c->choices);
     if (c->dialect->free && c->own) c->dialect->free(c->own);
+    if (c->grammar) grammar_free(c->grammar);
     ids_free(&c->prompt);
     buf_free(&c->rendered);
     buf_free(&c->ignored);

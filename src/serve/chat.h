@@ -33,6 +33,7 @@ typedef struct chat_model {
     const int32_t *special;  /* [n_special] ids of special tokens */
     int n_special;
     int32_t think_end; /* id of </think>, or -1 */
+    const struct grammar_vocab *vocab;
 } chat_model;
 
 typedef enum chat_tool_choice { TOOLS_NONE, TOOLS_AUTO, TOOLS_REQUIRED, TOOLS_NAMED } chat_tool_choice;
@@ -174,12 +175,13 @@ struct chat {
     buf rendered; /* the prompt as text; kept only for /render and echo */
     bool keep_rendered;
     int prompt_tokens;
-    bool thinks;          /* the prompt ends inside a thought */
-    chat_choice *choices; /* [request.n] */
-    int open;             /* choices not finished */
-    buf ignored;          /* names of unknown fields, ", " between */
-    void *own;            /* the dialect's */
-    arena mem;            /* body tree and everything of the request */
+    bool thinks;             /* the prompt ends inside a thought */
+    chat_choice *choices;    /* [request.n] */
+    int open;                /* choices not finished */
+    buf ignored;             /* names of unknown fields, ", " between */
+    void *own;               /* the dialect's */
+    arena mem;               /* body tree and everything of the request */
+    struct grammar *grammar; /* of response_format or tool_choice; NULL once the job has it */
     struct job *job;
     job_news news;
     const struct chat_env *env;

@@ -61,7 +61,7 @@ struct http_call {
     struct event *hup;   /* the peer closed its side */
     struct event *probe; /* look whether it was reset */
     int probes;
-    bool replied, streaming, ended, half_closed, chunked;
+    bool replied, streaming, ended;
     int status;
     size_t bytes_out;
     double started, last_write;
@@ -156,40 +156,40 @@ static bool was_reset(const http_call *c) {
     return p.fd < 0 || (poll(&p, 1, 0) > 0 && (p.revents & (POLLERR | POLLHUP | POLLNVAL)));
 }
 
+/* Something harmless, which a closed socket answers with a reset. False: it already was. */
+static bool provoke(http_call *c) {
+    static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    if (c->streaming && !c->ended)
+        http_stream_write(c, STR(": \n\n"));
+    else if (!c->replied)
+        return send(bufferevent_getfd(c->g->bev), interim, sizeof interim - 1, MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
+    return true;
+}
+
+/* 10 ms after the half-close, so that quick answers come without a probe before them; then 5, 20, 80, 320 ms later, then
+ * once a second for as long as the call lives. */
 static void on_probe(evutil_socket_t fd, short what, void *arg) {
     (void)fd;
     (void)what;
     http_call *c = arg;
-    if (was_reset(c)) {
+    static const long micros[] = { 5000, 20000, 80000, 320000 };
+    const int n = c->probes++;
+    const struct timeval t = { n < 4 ? 0 : 1, n < 4 ? micros[n] : 0 };
+    if (was_reset(c) || (n == 0 && !provoke(c)))
         drop(c);
-        return;
-    }
-    /* 5 ms, 20 ms, 80 ms, then once a second for as long as the call lives. */
-    static const long micros[] = { 20000, 80000, 320000 };
-    const struct timeval t = { c->probes < 3 ? 0 : 1, c->probes < 3 ? micros[c->probes] : 0 };
-    c->probes++;
-    event_add(c->probe, &t);
+    else
+        event_add(c->probe, &t);
 }
 
 static void on_half_close(evutil_socket_t fd, short what, void *arg) {
+    static const struct timeval soon = { 0, 10000 };
+    (void)fd;
     (void)what;
     http_call *c = arg;
-    c->half_closed = true;
-    if (was_reset(c)) {
+    if (was_reset(c))
         drop(c);
-        return;
-    }
-    if (c->streaming && !c->ended) {
-        http_stream_write(c, STR(": \n\n"));
-    } else if (!c->replied) {
-        static const char continuing[] = "HTTP/1.1 100 Continue\r\n\r\n";
-        if (send(fd, continuing, sizeof continuing - 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-            drop(c);
-            return;
-        }
-    }
-    const struct timeval soon = { 0, 5000 };
-    event_add(c->probe, &soon);
+    else
+        event_add(c->probe, &soon);
 }
 
 static void stop_reading(http_call *c) {

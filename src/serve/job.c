@@ -39,6 +39,8 @@ struct job {
     reply *watch;        /* [choices] engine thread: looks for stop strings; NULL without any */
     char **stops;        /* [n_stops] */
     int n_stops;
+    void *held;
+    void (*held_free)(void *held);
     /* event thread */
     void (*ready)(void *owner); /* NULL: abandoned */
     void *owner;
@@ -215,6 +217,8 @@ bool job_submit(job **out, job_bridge *b, loop *l, const job_spec *s, err *e) {
     j->results = xcalloc((size_t)j->choices, sizeof *j->results);
     j->ready = s->ready;
     j->owner = s->owner;
+    j->held = s->held;
+    j->held_free = s->held_free;
     if (s->n_stops) {
         j->n_stops = s->n_stops;
         j->stops = xcalloc((size_t)s->n_stops, sizeof *j->stops);
@@ -289,6 +293,7 @@ void job_free(job *j) {
     j->b->jobs--;
     for (int i = 0; i < j->n_stops; i++) free(j->stops[i]);
     free(j->stops);
+    if (j->held) j->held_free(j->held);
     for (int i = 0; j->watch && i < j->choices; i++) reply_free(&j->watch[i]);
     free(j->watch);
     free(j->results);

@@ -46,11 +46,13 @@ typedef struct job_spec {
     const tokenizer *tok;
     const char *const *stops; /* [n_stops], copied */
     int n_stops, min_tokens;
+    void *held; /* what the request needs as long as it runs; given to held_free at the end of the job; may be NULL */
+    void (*held_free)(void *held);
     void (*ready)(void *owner); /* event thread: there is news */
     void *owner;
 } job_spec;
 
-/* Errors: those of loop_submit. */
+/* Takes s->held over, also on failure. Errors: those of loop_submit. */
 NODISCARD bool job_submit(job **out, job_bridge *b, loop *l, const job_spec *s, err *e);
 /* Swap the queue with *news, whose memory is used again. */
 void job_take(job *j, job_news *news);

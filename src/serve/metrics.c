@@ -99,6 +99,8 @@ static void write_requests(const writer *w, const metrics *m, const metrics_gaug
 static void write_tokens(const writer *w, const metrics *m) {
     one(w, "nibble_prompt_tokens_total", "counter", "tokens of accepted prompts", (double)m->prompt_tokens);
     one(w, "vllm:prompt_tokens_total", "counter", "as nibble_prompt_tokens_total", (double)m->prompt_tokens);
+    one(w, "vllm:prefix_cache_queries_total", "counter", "tokens looked up in the prefix cache",
+        (double)m->prompt_tokens);
     one(w, "nibble_cached_tokens_total", "counter", "prompt tokens taken from the prefix cache",
         (double)m->cached_tokens);
     one(w, "nibble_output_tokens_total", "counter", "tokens of finished answers", (double)m->output_tokens);
@@ -151,6 +153,16 @@ static void write_engine(const writer *w, const loop_stats *l) {
     one(w, "nibble_step_seconds_total", "counter", "time in steps", l->step_seconds);
     one(w, "nibble_work_seconds_total", "counter", "of these in the model, in sampling and in hand-over",
         l->work_seconds);
+    one(w, "nibble_prefix_hits_total", "counter", "prompts that took up what an earlier one left",
+        (double)l->prefix_hits);
+    one(w, "nibble_prefix_hit_tokens_total", "counter", "prompt tokens saved so", (double)l->prefix_tokens);
+    one(w, "vllm:prefix_cache_hits_total", "counter", "as nibble_prefix_hit_tokens_total", (double)l->prefix_tokens);
+    one(w, "nibble_prefix_entries", "gauge", "states kept", (double)l->prefix_entries);
+    one(w, "nibble_prefix_bytes", "gauge", "their memory", (double)l->prefix_bytes);
+    one(w, "nibble_prefix_made_total", "counter", "states kept so far", (double)l->prefix_made);
+    one(w, "nibble_prefix_evicted_total", "counter", "given up for room", (double)l->prefix_evicted);
+    one(w, "nibble_prefix_forgotten_total", "counter", "dropped because their sequence came out not finite",
+        (double)l->prefix_forgotten);
     write_speculation(w, l);
 }
 

@@ -12,6 +12,7 @@ typedef struct chat_parser {
     chat_event_kind kind; /* of what is gathered */
     buf gathered;
     int told_tokens;
+    bool enough; /* the one call that may be made was */
 } chat_parser;
 
 static void tell(chat_choice *ch, chat_event_kind kind, str text) {
@@ -63,6 +64,7 @@ static void call_begin(chat_choice *ch, str name) {
 
 static void on_piece(void *ctx, split_kind kind, str piece) {
     chat_choice *ch = ctx;
+    if (ch->parser->enough) return;
     switch (kind) {
     case SPLIT_THOUGHT:
         buf_str(&ch->reasoning, piece);
@@ -82,6 +84,7 @@ static void on_piece(void *ctx, split_kind kind, str piece) {
     case SPLIT_CALL_CUT:
         parser_flush(ch);
         tell(ch, EVENT_CALL_END, (str){ "", 0 });
+        ch->parser->enough = !ch->owner->request.parallel_tool_calls;
         break;
     }
 }

@@ -254,6 +254,7 @@ static void fill_model(server *s) {
                              .thinking = o->thinking,
                              .deadline_seconds = o->deadline_seconds,
                              .created = (int64_t)time(NULL),
+                             .vocab = s->vocab,
                              .special = special,
                              .n_special = n,
                              .think_end = tokenizer_find(g->tok, STR("</think>")) };
@@ -279,6 +280,7 @@ static void *loader_run(void *arg) {
     server *s = arg;
     const serve_options *o = s->o;
     if (engine_open(&s->g, o->dir, &o->engine, &s->fault) && o->defaults(o->ctx, &s->model.defaults, s->g, &s->fault) &&
+        grammar_vocab_new(&s->vocab, s->g->tok, s->g->n.real_vocab, &s->fault) &&
         loop_open(&s->l, s->g, &o->loop, &s->fault) && loop_start(s->l, &s->fault)) {
     }
     job_bridge_post(s->bridge, on_loaded, s);
@@ -343,6 +345,7 @@ static void close_all(server *s) {
     loop_close(s->l);
     job_bridge_close(s->bridge);
     engine_close(s->g);
+    if (s->vocab) grammar_vocab_free(s->vocab);
     struct event *events[] = { s->tick, s->sigterm, s->sigint, s->sighup };
     for (size_t i = 0; i < ARRAY_LEN(events); i++)
         if (events[i]) event_free(events[i]);

@@ -7,6 +7,7 @@
 #include "serve/api.h"
 #include "serve/metrics.h"
 #include "serve/server.h"
+#include "text/grammar.h"
 
 typedef enum server_state { SERVER_LOADING, SERVER_READY, SERVER_DRAINING } server_state;
 
@@ -23,6 +24,7 @@ typedef struct server {
     bool loading;
     engine *g;
     loop *l;
+    grammar_vocab *vocab;
     double started, load_seconds;
     chat_model model;
     char *name;

@@ -1,0 +1,70 @@
+#include "serve/constrain.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct constraint {
+    grammar *g;
+    grammar_run *run;
+};
+
+/* The field that asks for the rule. */
+static const char *asking(const chat_request *r) { return r->format != FORMAT_TEXT ? "response_format" : "tool_choice"; }
+
+static bool check(const chat *c, fault *f) {
+    const chat_request *r = &c->request;
+    if (r->format != FORMAT_TEXT && r->tools && r->tool_choice != TOOLS_NONE)
+        return fault_field(f, "response_format",
+                           "response_format and tools: an answer is either JSON or a call (send tool_choice none)");
+    if (r->ignore_eos) return fault_field(f, "ignore_eos", "ignore_eos: the end is where %s has it", asking(r));
+    if (r->continue_final)
+        return fault_field(f, "continue_final_message", "continue_final_message: %s starts at the beginning", asking(r));
+    return true;
+}
+
+bool constrain_prepare(chat *c, fault *f) {
+    const chat_request *r = &c->request;
+    const bool calls = r->tools && (r->tool_choice == TOOLS_REQUIRED || r->tool_choice == TOOLS_NAMED);
+    if (r->format == FORMAT_TEXT && !calls) return true;
+    if (!check(c, f)) return false;
+    err e = { 0 };
+    bool ok;
+    char name[160] = "";
+    const grammar_options o = { .thinking = c->thinks };
+    if (r->format == FORMAT_JSON_OBJECT) {
+        ok = grammar_json_object(&c->grammar, &o, &e);
+    } else if (r->format == FORMAT_JSON_SCHEMA) {
+        ok = grammar_json_schema(&c->grammar, r->schema, &o, &e);
+    } else {
+        const size_t n = r->tool_name.n < sizeof name - 1 ? r->tool_name.n : sizeof name - 1;
+        if (n) memcpy(name, r->tool_name.p, n);
+        const grammar_calls k = { .name = r->tool_choice == TOOLS_NAMED ? name : NULL, .parallel = r->parallel_tool_calls };
+        ok = grammar_tool_calls(&c->grammar, r->tools, &k, &o, &e);
+    }
+    if (ok) return true;
+    c->grammar = NULL;
+    return e.kind == ERR_INPUT ? fault_field(f, calls ? "tools" : "response_format", "%s", e.msg) : fault_of(f, &e);
+}
+
+bool constraint_new(constraint **out, chat *c, const int32_t *end_ids, int n_end_ids, err *e) {
+    *out = NULL;
+    if (!c->grammar) return true;
+    constraint *k = xcalloc(1, sizeof *k);
+    k->g = c->grammar;
+    c->grammar = NULL;
+    if (grammar_run_new(&k->run, k->g, c->model->vocab, c->request.n, end_ids, n_end_ids, e)) return *out = k, true;
+    constraint_free(k);
+    return false;
+}
+
+token_rule constraint_rule(constraint *k) {
+    return k ? (token_rule){ grammar_mask, grammar_accept, k->run } : (token_rule){ 0 };
+}
+
+void constraint_free(void *p) {
+    constraint *k = p;
+    if (!k) return;
+    if (k->run) grammar_run_free(k->run);
+    grammar_free(k->g);
+    free(k);
+}
