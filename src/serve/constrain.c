@@ -9,7 +9,9 @@ struct constraint {
 };
 
 /* The field that asks for the rule. */
-static const char *asking(const chat_request *r) { return r->format != FORMAT_TEXT ? "response_format" : "tool_choice"; }
+static const char *asking(const chat_request *r) {
+    return r->format != FORMAT_TEXT ? "response_format" : "tool_choice";
+}
 
 static bool check(const chat *c, fault *f) {
     const chat_request *r = &c->request;
@@ -18,7 +20,8 @@ static bool check(const chat *c, fault *f) {
                            "response_format and tools: an answer is either JSON or a call (send tool_choice none)");
     if (r->ignore_eos) return fault_field(f, "ignore_eos", "ignore_eos: the end is where %s has it", asking(r));
     if (r->continue_final)
-        return fault_field(f, "continue_final_message", "continue_final_message: %s starts at the beginning", asking(r));
+        return fault_field(f, "continue_final_message", "continue_final_message: %s starts at the beginning",
+                           asking(r));
     return true;
 }
 
@@ -38,7 +41,8 @@ bool constrain_prepare(chat *c, fault *f) {
     } else {
         const size_t n = r->tool_name.n < sizeof name - 1 ? r->tool_name.n : sizeof name - 1;
         if (n) memcpy(name, r->tool_name.p, n);
-        const grammar_calls k = { .name = r->tool_choice == TOOLS_NAMED ? name : NULL, .parallel = r->parallel_tool_calls };
+        const grammar_calls k = { .name = r->tool_choice == TOOLS_NAMED ? name : NULL,
+                                  .parallel = r->parallel_tool_calls };
         ok = grammar_tool_calls(&c->grammar, r->tools, &k, &o, &e);
     }
     if (ok) return true;
