@@ -19,6 +19,7 @@ static const struct {
     { "gsm8k", "word problems answered right, by a model or by any OpenAI-compatible server", eval_gsm8k },
     { "accept", "accept length of the draft head by workload, depth and concurrency", eval_accept },
     { "ab", "models or draft heads side by side: the same prompts and seeds, in turn", eval_ab },
+    { "load", "a server under load: waiting times, tokens/s, collapse", eval_load },
 };
 
 static void help(FILE *to) {

@@ -7,7 +7,7 @@
 #include "eval/stat.h"
 #include "eval/workload.h"
 
-cmd_fn eval_kl, eval_ppl, eval_accept, eval_ab, eval_gsm8k;
+cmd_fn eval_kl, eval_ppl, eval_accept, eval_ab, eval_gsm8k, eval_load;
 
 /* A progress line on a terminal, nothing otherwise; `done` of `total` of what `unit` names. Wiped by eval_progress_end. */
 typedef struct eval_progress {

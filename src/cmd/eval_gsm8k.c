@@ -313,7 +313,7 @@ static void ask_next(exam *x) {
     *a = (asked){ x, i };
     buf b = { 0 };
     buf_puts(&b, "{\"model\":");
-    json_write_str(&b, str_of(o->model ? o->model : *x->served ? x->served : "default"));
+    json_write_str(&b, str_of(o->model ? o->model : x->served));
     buf_printf(&b, ",\"max_tokens\":%d,\"seed\":%lld", o->max_tokens, (long long)o->seed + i);
     if (!o->sampling) buf_puts(&b, ",\"temperature\":0");
     if (o->think >= 0)
@@ -326,30 +326,13 @@ static void ask_next(exam *x) {
     buf_free(&b);
 }
 
-/* Without --model: the first that the server lists. */
-static void on_models(void *ctx, int status, str body) {
-    exam *x = ctx;
-    arena mem = { 0 };
-    const json *v;
-    err why = { 0 };
-    if (status == 200 && json_parse(&v, &mem, body, "models", NULL, &why)) {
-        const json *data = json_get(v, "data"),
-                   *id = json_is(data, JSON_ARRAY) && data->n ? json_get(&data->u.items[0], "id") : NULL;
-        if (json_is(id, JSON_STRING)) snprintf(x->served, sizeof x->served, "%.*s", (int)id->n, id->u.s);
-    }
-    arena_free(&mem);
-    for (int k = 0; k < x->o->concurrency; k++) ask_next(x);
-}
-
 static bool ask_server(exam *x, double *seconds, err *e) {
     const double start = clock_seconds();
-    if (!client_open(&x->c, x->o->url, x->o->api_key ? x->o->api_key : getenv("OPENAI_API_KEY"), x->o->timeout, e))
+    const char *key = x->o->api_key ? x->o->api_key : getenv("OPENAI_API_KEY");
+    if (!x->o->model && !client_first_model(x->served, sizeof x->served, x->o->url, key, x->o->timeout, e))
         return false;
-    const client_call models = { .path = "/models", .on_end = on_models, .ctx = x };
-    if (x->o->model)
-        for (int k = 0; k < x->o->concurrency; k++) ask_next(x);
-    else
-        client_send(x->c, &models);
+    if (!client_open(&x->c, x->o->url, key, x->o->timeout, e)) return false;
+    for (int k = 0; k < x->o->concurrency; k++) ask_next(x);
     while (!*cmd_interrupt() && client_step(x->c)) {
     }
     *seconds = clock_seconds() - start;

@@ -3,8 +3,11 @@
 #include <event2/buffer.h>
 #include <event2/event.h>
 #include <event2/http.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/json.h"
 
 enum { MAX_ANSWER = 64 << 20, MAX_HEADERS = 64 << 10 };
 
@@ -259,6 +262,42 @@ void client_close(client *c) {
     free(c->prefix);
     free(c->authorization);
     free(c);
+}
+
+/* ---- the first model ---- */
+
+typedef struct listing {
+    char *out;
+    size_t n;
+    int status;
+} listing;
+
+static void on_models(void *ctx, int status, str body) {
+    listing *l = ctx;
+    arena mem = { 0 };
+    const json *v;
+    err none = { 0 };
+    l->status = status;
+    snprintf(l->out, l->n, "default");
+    if (status == 200 && json_parse(&v, &mem, body, "models", NULL, &none)) {
+        const json *data = json_get(v, "data");
+        const json *id = json_is(data, JSON_ARRAY) && data->n ? json_get(&data->u.items[0], "id") : NULL;
+        if (json_is(id, JSON_STRING)) snprintf(l->out, l->n, "%.*s", (int)id->n, id->u.s);
+    }
+    arena_free(&mem);
+}
+
+bool client_first_model(char *out, size_t n, const char *url, const char *key, double seconds, err *e) {
+    client *c;
+    listing l = { out, n, 0 };
+    const client_call call = { .path = "/models", .on_end = on_models, .ctx = &l };
+    if (!client_open(&c, url, key, seconds, e)) return false;
+    client_send(c, &call);
+    while (client_step(c)) {
+    }
+    client_close(c);
+    return l.status != 0 || fail(e, ERR_MACHINE, "E-EVAL-SERVER",
+                                 "%s: no answer (connection refused, closed, or silent for %.0f s)", url, seconds);
 }
 
 /* ---- event streams ---- */

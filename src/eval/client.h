@@ -31,6 +31,10 @@ bool client_step(client *c);
 /* Requests without an end. */
 int client_pending(const client *c);
 
+/* The first model that the server at `url` lists, "default" when its answer names none. Waits. Errors: E-EVAL-URL,
+ * E-EVAL-SERVER (no answer). */
+NODISCARD bool client_first_model(char *out, size_t n, const char *url, const char *key, double seconds, err *e);
+
 /* "data: ..." lines of an event stream out of pieces of any size. */
 typedef struct sse_reader {
     buf line;

@@ -88,6 +88,9 @@ static bool add_item(reader *r, const id_list *ids, const json *v, str messages,
                           .thinks = thinks };
     i->question = arena_str(&w->mem, question);
     i->answer = arena_str(&w->mem, text_of(v, "answer"));
+    const json *at = json_get(v, "at"), *most = json_get(v, "max_tokens");
+    i->at = json_is_number(at) ? json_double(at) : -1;
+    i->max_tokens = json_is(most, JSON_INT) && most->u.i > 0 && most->u.i <= 1 << 20 ? (int)most->u.i : 0;
     i->messages = arena_str(&w->mem, messages);
     if (json_is(json_get(v, "tools"), JSON_ARRAY)) json_write(&tools, json_get(v, "tools"));
     i->tools = arena_str(&w->mem, buf_view(&tools));

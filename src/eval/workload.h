@@ -11,6 +11,8 @@ typedef struct workload_item {
     str messages, tools;  /* JSON arrays for an API; empty when the line has none */
     str question, answer; /* as in the file; empty when it has none */
     bool thinks;          /* the prompt ends inside a thinking block */
+    double at;            /* `at` of the line, seconds; negative: none */
+    int max_tokens;       /* of the line; 0: none */
 } workload_item;
 
 typedef struct workload {

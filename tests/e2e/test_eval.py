@@ -1,5 +1,6 @@
 """nibble eval on the embedded model: what is known beforehand comes out, and what is wrong is named."""
 import http.server
+import itertools
 import json
 import pathlib
 import re
@@ -295,3 +296,68 @@ def test_a_server_with_faults(nibble, tmp_path):
     last = nibble.full("eval", "gsm8k", "--url", url, "--data", tmp_path / "d.jsonl", exit=4).stderr.decode().splitlines()[-1]
     assert last.startswith("nibble: E-EVAL-SERVER: ") and "connection refused" in last
     assert "E-EVAL-URL" in nibble.full("eval", "gsm8k", "--url", "https://x", "--data", tmp_path / "d.jsonl", exit=2).stderr.decode()
+
+
+# ---- load
+
+
+def test_load(nibble, tiny, tmp_path):
+    r = nibble.json("eval", "load", tiny, "--requests", 12, "--prompt-words", 30, "-n", 24, "--concurrency", "1,6", "--greedy", "--csv", tmp_path / "l.csv",
+                    "--svg", tmp_path / "l.svg", "--json")
+    assert r["schema"] == "nibble.eval.load/1" and r["model"] == "qwen36-tiny" and [x["concurrency"] for x in r["rows"]] == [1, 6]
+    for x in r["rows"]:
+        assert x["failed"] == 0 and x["output_tokens"] == 24 and x["prompt_tokens"] > 30
+        assert 0 < x["ttft_p50"] <= x["ttft_p99"] <= x["e2e_p99"] and 0 < x["itl_p50"] <= x["itl_p99"] and x["fairness"] >= 1
+        assert x["tokens_per_second"] == pytest.approx(12 * 24 / x["seconds"], rel=1e-6)
+    assert (tmp_path / "l.csv").read_text().count("\n") == 3 and "<svg" in (tmp_path / "l.svg").read_text()
+
+
+def test_load_from_a_trace(nibble, tiny, tmp_path):
+    lines = [{"prompt": f"Count {i}.", "at": 0.3 * i, "max_tokens": 3 + i} for i in range(4)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    r = nibble.json("eval", "load", tiny, "--data", tmp_path / "t.jsonl", "--json")
+    x, = r["rows"]
+    assert x["loop"] == "open" and x["requests"] == 4 and x["output_tokens"] == 4.5 and x["seconds"] > 0.85
+
+
+class Parrot(http.server.BaseHTTPRequestHandler):
+    """Fast and broken: one text for everybody, the same words over and over; every fourth answer fails after it began."""
+
+    def do_GET(self):
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["model"] == "default" and body["stream"] and body["ignore_eos"]
+        n = next(self.server.n)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for _ in range(40):
+            self.wfile.write(b'data: {"choices":[{"delta":{"content":"the cat sat on the mat "}}]}\n\n')
+        if n % 4 == 3:
+            self.wfile.write(b'data: {"error":{"message":"the engine died"}}\n\n')
+        self.wfile.write(b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":240}}\n\ndata: [DONE]\n\n')
+
+    log_message = Stub.log_message
+
+
+def test_collapse_is_seen(nibble):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Parrot)
+    server.n = itertools.count()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        r = nibble.json("eval", "load", "--url", f"http://127.0.0.1:{server.server_port}", "--requests", 8, "--concurrency", "2", "--json", exit=1)
+    finally:
+        server.shutdown()
+        server.server_close()
+    x, = r["rows"]
+    assert x["failed"] == 2 and x["loops"] == 6 and x["same_text"] == 6 and x["type_token"] < 0.1 and x["top_word"] == pytest.approx(1 / 3, abs=0.01)
+    assert any("the engine died" in n for n in r["notes"]) and any(n.startswith("FAILED: answers repeat") for n in r["notes"])
+
+
+def test_load_without_a_server(nibble, tmp_path):
+    assert "E-EVAL-SERVER" in nibble.full("eval", "load", "--url", "http://127.0.0.1:9", exit=4).stderr.decode()
+    assert "nibble serve did not start: nibble: E-" in nibble.full("eval", "load", tmp_path, exit=3).stderr.decode()

@@ -4,7 +4,7 @@ import re
 import pytest
 
 COMMANDS = ("run", "chat", "serve", "logits", "inspect", "quantize", "check", "tokenize", "detokenize", "render", "bench", "eval")
-KINDS = ("eval kl", "eval ppl", "eval gsm8k", "eval accept", "eval ab")
+KINDS = ("eval kl", "eval ppl", "eval gsm8k", "eval accept", "eval ab", "eval load")
 
 
 def man_sections(root):
