@@ -239,9 +239,41 @@ def test_count_tokens(a):
     tool = {"name": "get_weather", "description": "Weather of a city", "input_schema": WEATHER}
     messages = [{"role": "user", "content": QUESTION}]
     n = a.messages.count_tokens(model="qwen36-tiny", messages=messages).input_tokens
-    assert n == a.messages.create(model="qwen36-tiny", max_tokens=1, messages=messages).usage.input_tokens
+    u = a.messages.create(model="qwen36-tiny", max_tokens=1, messages=messages).usage
+    assert n == u.input_tokens + u.cache_read_input_tokens
     assert a.messages.count_tokens(model="qwen36-tiny", messages=messages, tools=[tool], system="Be brief.").input_tokens > n
     assert a.messages.count_tokens(model="qwen36-tiny", messages=[{"role": "user", "content": "word " * 50000}]).input_tokens > 32768
+
+
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}, "sure": {"type": "boolean"}}, "required": ["answer", "sure"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_message_forced_call(a, choice):
+    tool = {"name": "get_weather", "description": "Weather of a city", "input_schema": WEATHER}
+    m = a.messages.create(model="qwen36-tiny", max_tokens=300, tools=[tool], tool_choice=choice, messages=[{"role": "user", "content": QUESTION}], extra_body=GREEDY)
+    assert m.stop_reason in ("tool_use", "max_tokens")
+    uses = [b for b in m.content if b.type == "tool_use"]
+    assert uses and all(b.name == "get_weather" and set(b.input) <= {"city"} for b in uses)
+
+
+def test_message_schema(a):
+    m = a.messages.create(model="qwen36-tiny", max_tokens=300, output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+                          messages=[{"role": "user", "content": QUESTION}], thinking={"type": "adaptive"}, extra_body=GREEDY)
+    got = json.loads(m.content[-1].text)
+    assert type(got["answer"]) is int and type(got["sure"]) is bool and len(got) == 2
+
+
+def test_response_forced(o):
+    tool = {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": WEATHER, "strict": True}
+    for choice in ("required", {"type": "function", "name": "get_weather"}):
+        r = o.responses.create(model="qwen36-tiny", input=QUESTION, tools=[tool], tool_choice=choice, temperature=0, max_output_tokens=300)
+        calls = [i for i in r.output if i.type == "function_call"]
+        assert calls and all(set(json.loads(i.arguments)) <= {"city"} for i in calls)
+    r = o.responses.create(model="qwen36-tiny", input=QUESTION, temperature=0, text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}})
+    assert set(json.loads(r.output_text)) == {"answer", "sure"}
+    r = o.responses.create(model="qwen36-tiny", input=QUESTION, temperature=0, text={"format": {"type": "json_object"}}, max_output_tokens=300)
+    assert r.status == "incomplete" or type(json.loads(r.output_text)) is dict
 
 
 @pytest.mark.parametrize("field, value", [

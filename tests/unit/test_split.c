@@ -435,6 +435,53 @@ static void deep_unions(void **state) {
     buf_free(&out);
 }
 
+/* What the model really wrote, by the oracle's record: in every chunking the same, and nothing lost. */
+static void recorded(void **state) {
+    (void)state;
+    arena a = { 0 };
+    const json *file;
+    err e = { 0 };
+    if (!json_parse_file(&file, &a, "tests/oracle/qwen36-tiny/greedy.json", NULL, &e)) fail_msg("%s", e.msg);
+    const json *cases = json_get(file, "cases");
+    int thoughts_seen = 0, calls_seen = 0;
+    assert_true(json_is(cases, JSON_ARRAY) && cases->n > 20);
+    for (uint32_t i = 0; i < cases->n; i++) {
+        const str prompt = json_str(json_get(&cases->u.items[i], "prompt"));
+        str text = json_str(json_get(&cases->u.items[i], "text"));
+        if (str_ends(text, STR("<|im_end|>"))) text.n -= 10;
+        const bool thinks = split_prompt_thinks(prompt);
+        const ptrdiff_t list = str_find(prompt, STR("<tools>\n")), end = str_find(prompt, STR("\n</tools>"));
+        const json *tools = NULL;
+        buf want = { 0 }, b = { 0 };
+        if (list >= 0) { /* one tool a line */
+            buf_byte(&b, '[');
+            for (ptrdiff_t k = list + 8; k < end; k++) buf_byte(&b, prompt.p[k] == '\n' ? ',' : prompt.p[k]);
+            buf_byte(&b, ']');
+            assert_true(json_parse(&tools, &a, buf_view(&b), "tools", NULL, &e));
+        }
+        if (list >= 0) {
+            calls_seen++;
+            buf_puts(&want, "|C:get_weather({\"city\": \"Paris\"})");
+        } else if (thinks) {
+            thoughts_seen++;
+            const ptrdiff_t close = str_find(text, STR("</think>\n\n"));
+            assert_true(close > 0);
+            buf_puts(&want, "|T:");
+            buf_add(&want, text.p, (size_t)close);
+            buf_puts(&want, "|A:");
+            buf_str(&want, str_skip(text, (size_t)close + 10));
+        } else {
+            buf_puts(&want, "|A:");
+            buf_str(&want, text);
+        }
+        gives_bytes(thinks, tools, text, want.p);
+        buf_free(&want);
+        buf_free(&b);
+    }
+    assert_true(thoughts_seen >= 10 && calls_seen >= 1);
+    arena_free(&a);
+}
+
 static void prompts(void **state) {
     (void)state;
     assert_true(split_prompt_thinks(STR("<|im_start|>assistant\n<think>\n")));
@@ -459,6 +506,7 @@ int main(void) {
         cmocka_unit_test(deep_unions),
         cmocka_unit_test(cut_calls),
         cmocka_unit_test(streamed),
+        cmocka_unit_test(recorded),
         cmocka_unit_test(prompts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
