@@ -22,6 +22,7 @@ static const struct command {
     { "tokenize", "text to token ids", cmd_tokenize },
     { "detokenize", "token ids to text", cmd_detokenize },
     { "eval", "quality with error bars: KL, perplexity", cmd_eval },
+    { "trace", "every op of one pass: magnitude, NaN and Inf, distance from a reference", cmd_trace },
     { "bench", "speed beside what the memory allows", cmd_bench },
     { "render", "what the chat template makes of a request", cmd_render },
 };
