@@ -206,18 +206,24 @@ void forward_norm(const pass *p) {
 
 void forward_trunk(scratch *s, seq_state *st, const int32_t *ids, const int32_t *pos3, const ops_span *spans,
                    int n_spans) {
+    ops *o = s->n->o;
     const pass p = forward_begin(s, st, ids, pos3, spans, n_spans);
+    if (o->series_begin && o->series_begin(o, st, s->hidden, spans, n_spans)) return;
     forward_embed(&p);
     for (int i = 0; i < s->n->c->layers; i++) forward_layer(&p, i);
     forward_norm(&p);
+    if (o->series_end) o->series_end(o);
 }
 
-/* Rows of h into one half of the pair rows: dot32 runs over both halves, so they must lie side by side. */
-static void pair_half(const pass *p, int half) {
+/* The norm of rows of x into one half of the pair rows: dot32 runs over both halves, so they must lie side by side. */
+static void pair_half(const pass *p, int half, const float *x, const float *w) {
     scratch *s = p->s;
     ops *o = s->n->o;
-    const int64_t h = s->n->c->hidden;
-    for (int r = 0; r < p->rows; r++) o->copy(o, s->pair + (2 * r + half) * h, s->h + r * h, (size_t)h * sizeof(float));
+    const int h = s->n->c->hidden;
+    float *to = p->rows == 1 ? s->pair + half * (int64_t)h : s->h;
+    o->rmsnorm(o, to, x, h, w, p->rows, h, s->n->c->rms_eps);
+    for (int64_t r = 0; r < p->rows && p->rows > 1; r++)
+        o->copy(o, s->pair + (2 * r + half) * h, s->h + r * h, (size_t)h * sizeof(float));
 }
 
 void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hidden, const ops_span *spans,
@@ -226,14 +232,14 @@ void forward_mtp(scratch *s, seq_state *st, const int32_t *next, const float *hi
     ops *o = n->o;
     const int h = n->c->hidden;
     const pass p = forward_begin(s, st, next, NULL, spans, n_spans);
+    if (o->series_begin && o->series_begin(o, &st->mtp_kv, hidden, spans, n_spans)) return;
     o->embed(o, s->x, n->embed, s->ids, p.rows);
-    o->rmsnorm(o, s->h, s->x, h, n->mtp_norm_embed, p.rows, h, n->c->rms_eps);
-    pair_half(&p, 0);
-    o->rmsnorm(o, s->h, hidden, h, n->mtp_norm_hidden, p.rows, h, n->c->rms_eps);
-    pair_half(&p, 1);
+    pair_half(&p, 0, s->x, n->mtp_norm_embed);
+    pair_half(&p, 1, hidden, n->mtp_norm_hidden);
     project(&p, s->x, s->pair, n->mtp_fc);
     run_layer(&p, &n->mtp, &st->mtp_kv);
     o->rmsnorm(o, s->mtp_hidden, s->x, h, n->mtp_norm, p.rows, h, n->c->rms_eps);
+    if (o->series_end) o->series_end(o);
 }
 
 void forward_logits(scratch *s, const float *hidden, int rows) {

@@ -155,6 +155,12 @@ struct ops {
     void (*head_free)(ops *o, lm_head *h);
     bool (*sync)(ops *o, err *e); /* wait; the first error of the step surfaces here */
     void (*close)(ops *o);        /* frees `o` itself */
+    /* Optional (NULL): a series of ops that comes again and again with the same operands, except for the contents of device
+     * buffers and for the numbers in the spans. `what` and `with` name it: same names, number of rows and of spans = same
+     * series. begin true: it was recorded before and is enqueued as a whole; leave the ops and end out. False: issue the ops,
+     * then call end. No up- and downloads in between. */
+    bool (*series_begin)(ops *o, const void *what, const void *with, const ops_span *spans, int n_spans);
+    void (*series_end)(ops *o);
 
     /* ---- rows ---- */
     /* y[r] = row ids[r] of table (upcast); an id outside [0, N) gives a row of zeros. */

@@ -29,8 +29,24 @@ typedef struct shared_data {
     int users;
 } shared_data;
 
+/* A recorded series of ops, or one that was seen once. */
+typedef struct series {
+    const void *what, *with;
+    int rows, n_spans, tiles;
+    bool tentative;
+    unsigned work_changes; /* work memory moved since: the record is void */
+    gpu_graph *graph;      /* NULL: seen once */
+    uint64_t used;
+} series;
+enum { MOST_SERIES = 64, MOST_SERIES_ROWS = 64 };
+
 typedef struct cuda {
     gpu *g;
+    series all[MOST_SERIES];
+    series *recording;
+    int n_series;
+    uint64_t clock;
+    bool record; /* NIBBLE_CUDA_GRAPHS=0: no */
     gpu_info info;
     char isa[16];
     shared_data *shared;
@@ -198,27 +214,30 @@ static bool same_mode(const gpu_mat *a, const gpu_mat *b) {
     return a->act == b->act && memcmp(&a->input_scale, &b->input_scale, sizeof a->input_scale) == 0;
 }
 
-/* All matrices of one layer's experts in one block. */
+static const linear_quant *quant_of(const experts_desc *d, int kind, int e) {
+    static const linear_quant none = { .format = LINEAR_PLAIN };
+    const linear_quant *q = kind == 0 ? d->gate_q : kind == 1 ? d->up_q : d->down_q;
+    return q ? &q[e] : &none;
+}
+
+static int64_t offset_of(const cuda_experts *x, const void *p) { return (const char *)p - (const char *)x->block; }
+
+/* All experts of a layer in one block: gate, up, down of the first, codes before scales, then those of the next. */
 static bool place_experts(cuda *c, cuda_experts *x, gpu_mat *mats, const experts_desc *d, err *e) {
     const int n = d->count;
-    const linear_quant none = { .format = LINEAR_PLAIN };
     size_t bytes = 0;
     for (int i = 0; i < 3 * n; i++) {
-        const int kind = i / n, at = i % n;
-        const linear_quant *q = kind == 0 ? d->gate_q : kind == 1 ? d->up_q : d->down_q;
-        mats[i] =
-            mat_of(d->type, kind == 2 ? d->hidden : d->inter, kind == 2 ? d->inter : d->hidden, q ? &q[at] : &none);
+        const bool down = i / n == 2;
+        mats[i] = mat_of(d->type, down ? d->hidden : d->inter, down ? d->inter : d->hidden, quant_of(d, i / n, i % n));
         bytes += aligned(data_bytes(&mats[i], d->type)) + aligned(scale_bytes(&mats[i]));
     }
     x->block = gpu_alloc(c->g, bytes);
     x->mats = gpu_alloc(c->g, 3 * (size_t)n * sizeof *mats);
     if (!x->block || !x->mats) return out_of_memory(c, bytes, e);
     char *at = x->block;
-    for (int i = 0; i < 3 * n; i++) {
-        const int kind = i / n, k = i % n;
-        const void *data = kind == 0 ? d->gate[k] : kind == 1 ? d->up[k] : d->down[k];
-        const linear_quant *q = kind == 0 ? d->gate_q : kind == 1 ? d->up_q : d->down_q;
-        at = place(c, &mats[i], at, d->type, data, q ? q[k].scales : NULL);
+    for (int i = 0; i < n; i++) {
+        const void *data[3] = { d->gate[i], d->up[i], d->down[i] };
+        for (int k = 0; k < 3; k++) at = place(c, &mats[k * n + i], at, d->type, data[k], quant_of(d, k, i)->scales);
     }
     gpu_upload(c->g, x->mats, mats, 3 * (size_t)n * sizeof *mats);
     const gpu_mat *on = x->mats;
@@ -228,6 +247,13 @@ static bool place_experts(cuda *c, cuda_experts *x, gpu_mat *mats, const experts
                         .down = on + 2 * n,
                         .like_in = mats[0],
                         .like_down = mats[2 * n],
+                        .block = x->block,
+                        .stride = (int64_t)bytes / n,
+                        .gate_scales = offset_of(x, mats[0].scales),
+                        .up_codes = offset_of(x, mats[n].data),
+                        .up_scales = offset_of(x, mats[n].scales),
+                        .down_codes = offset_of(x, mats[2 * n].data),
+                        .down_scales = offset_of(x, mats[2 * n].scales),
                         .count = n,
                         .inter = d->inter,
                         .hidden = d->hidden,
@@ -285,29 +311,48 @@ static void cuda_head_free(ops *o, lm_head *h) {
 enum { HEAD_GROUP = 8 };
 
 /* What one group of rows needs on the device, cut from one block. */
-typedef struct head_room_of {
-    float *logits, *values, *extra;
+typedef struct head_parts {
+    float *logits;
     uint64_t *allowed;
-    int32_t *ids, *finite;
-} head_room_of;
+    int32_t *extra; /* ids, then the row of each */
+    char *out;      /* read back at once: finite [rows], ids [rows, k], logits [rows, k], extra logits */
+} head_parts;
 
-static size_t cut_room(head_room_of *r, char *base, int n, int k, int extra) {
+static size_t cut_parts(head_parts *r, char *base, int rows, int n, int k, int extra) {
     size_t at = 0;
     const size_t words = ((size_t)n + 63) / 64;
     struct {
         void **p;
         size_t bytes;
-    } parts[] = { { (void **)&r->logits, HEAD_GROUP * (size_t)n * sizeof(float) },
-                  { (void **)&r->allowed, HEAD_GROUP * words * sizeof(uint64_t) },
-                  { (void **)&r->values, HEAD_GROUP * (size_t)k * sizeof(float) },
-                  { (void **)&r->ids, HEAD_GROUP * (size_t)k * sizeof(int32_t) },
-                  { (void **)&r->finite, HEAD_GROUP * sizeof(int32_t) },
-                  { (void **)&r->extra, (size_t)extra * sizeof(float) } };
+    } parts[] = { { (void **)&r->logits, (size_t)rows * (size_t)n * sizeof(float) },
+                  { (void **)&r->allowed, (size_t)rows * words * sizeof(uint64_t) },
+                  { (void **)&r->extra, 2 * (size_t)extra * sizeof(int32_t) },
+                  { (void **)&r->out, (size_t)(rows * (2 * k + 1) + extra) * sizeof(float) } };
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         if (base) *parts[i].p = base + at;
         at += aligned(parts[i].bytes);
     }
     return at;
+}
+
+static void upload_masks(gpu *g, uint64_t *to, const head_query *q, int rows, int n) {
+    const size_t words = ((size_t)n + 63) / 64;
+    uint64_t *mask = xmalloc((size_t)rows * words * sizeof *mask);
+    for (int r = 0; r < rows; r++) head_mask(mask + (size_t)r * words, n, &q[r]);
+    gpu_upload(g, to, mask, (size_t)rows * words * sizeof *mask);
+    free(mask);
+}
+
+static void upload_extra(gpu *g, int32_t *to, const head_query *q, int rows, int n_extra, int n) {
+    int32_t *list = xmalloc(2 * (size_t)n_extra * sizeof *list);
+    for (int r = 0, at = 0; r < rows; r++)
+        for (int i = 0; i < q[r].n_extra; i++, at++) {
+            CHECK(q[r].extra[i] >= 0 && q[r].extra[i] < n, "extra id %d of %d", q[r].extra[i], n);
+            list[at] = q[r].extra[i];
+            list[n_extra + at] = r;
+        }
+    gpu_upload(g, to, list, 2 * (size_t)n_extra * sizeof *list);
+    free(list);
 }
 
 static void head_group(ops *o, int32_t *ids, float *logits, float *extra, cuda_head *h, const float *hidden, int rows,
@@ -317,43 +362,38 @@ static void head_group(ops *o, int32_t *ids, float *logits, float *extra, cuda_h
     int n_extra = 0;
     bool masked = false;
     for (int r = 0; q && r < rows; r++) n_extra += q[r].n_extra, masked = masked || q[r].n_extra || q[r].allowed;
-    head_room_of m = { 0 };
-    char *base = gpu_work(g, GPU_WORK_C, cut_room(&m, NULL, n, k, n_extra));
-    int32_t finite[HEAD_GROUP] = { 0 };
+    head_parts m = { 0 };
+    const int words = rows * (2 * k + 1) + n_extra;
+    char *base = gpu_work(g, GPU_WORK_C, cut_parts(&m, NULL, rows, n, k, n_extra));
+    float *host = xcalloc((size_t)words, sizeof *host);
     if (base) {
-        cut_room(&m, base, n, k, n_extra);
+        cut_parts(&m, base, rows, n, k, n_extra);
         gpu_mat w = h->full->m;
         w.rows = n;
-        gpu_linear(g, m.logits, n, hidden, cols, &w, rows);
-        const size_t words = ((size_t)n + 63) / 64;
-        if (masked) {
-            uint64_t *mask = xmalloc((size_t)rows * words * sizeof *mask);
-            for (int r = 0; r < rows; r++) head_mask(mask + (size_t)r * words, n, &q[r]);
-            gpu_upload(g, m.allowed, mask, (size_t)rows * words * sizeof *mask);
-            free(mask);
-        }
-        if (k > 0)
-            gpu_top(g, m.ids, m.values, m.finite, m.logits, masked ? m.allowed : NULL, hidden, rows, n, cols, k);
-        else
-            gpu_finite(g, m.finite, hidden, rows, cols);
-        for (int r = 0, at = 0; q && r < rows; r++)
-            for (int i = 0; i < q[r].n_extra; i++, at++)
-                gpu_copy(g, m.extra + at, m.logits + (int64_t)r * n + q[r].extra[i], sizeof(float));
-        gpu_download(g, finite, m.finite, (size_t)rows * sizeof *finite);
+        int32_t *finite = (int32_t *)(void *)m.out;
+        float *out = (float *)(void *)m.out + rows;
+        if (masked && k > 0) upload_masks(g, m.allowed, q, rows, n);
+        if (n_extra) upload_extra(g, m.extra, q, rows, n_extra, n);
+        gpu_finite(g, finite, hidden, rows, cols);
         if (k > 0) {
-            gpu_download(g, ids, m.ids, (size_t)rows * (size_t)k * sizeof *ids);
-            gpu_download(g, logits, m.values, (size_t)rows * (size_t)k * sizeof *logits);
+            gpu_linear(g, m.logits, n, hidden, cols, &w, rows);
+            gpu_top(g, (int32_t *)(void *)out, out + rows * k, m.logits, masked ? m.allowed : NULL, finite, rows, n, k);
         }
-        if (n_extra) gpu_download(g, extra, m.extra, (size_t)n_extra * sizeof *extra);
-    } else {
-        head_no_more(ids, logits, 0, rows * k);
+        if (n_extra)
+            gpu_linear_some(g, out + 2 * rows * k, hidden, cols, &w, m.extra, m.extra + n_extra, n_extra, finite);
+        gpu_download(g, host, m.out, (size_t)words * sizeof *host);
     }
-    for (int r = 0; r < rows; r++) {
-        h->base.counts.rows += k > 0 && finite[r];
-        h->base.counts.full += k > 0 && finite[r];
-        for (int i = 0; q && i < q[r].n_extra; i++, extra++)
-            if (!finite[r]) *extra = NAN;
+    const int32_t *finite = (const int32_t *)(const void *)host;
+    for (int r = 0; r < rows && k > 0; r++) {
+        h->base.counts.rows += finite[r];
+        h->base.counts.full += finite[r];
     }
+    if (k > 0) {
+        memcpy(ids, host + rows, (size_t)rows * (size_t)k * sizeof *ids);
+        memcpy(logits, host + rows * (1 + k), (size_t)rows * (size_t)k * sizeof *logits);
+    }
+    if (n_extra) memcpy(extra, host + rows * (1 + 2 * k), (size_t)n_extra * sizeof *extra);
+    free(host);
 }
 
 static void cuda_head_top(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_head *base, const float *hidden,
@@ -420,9 +460,71 @@ static const gpu_spans *spans_of(cuda *c, const ops_span *s, int n) {
     d.spans = (const gpu_span *)(const void *)at;
     d.of_row = (const gpu_row *)(const void *)(at + first);
     d.rows = rows;
+    /* Grids and strides depend on positions through this bound only: a power of two of tiles serves many passes. */
+    int tiles = 1;
+    while (tiles * OPS_TILE <= d.max_pos) tiles *= 2;
+    d.max_pos = tiles * OPS_TILE - 1;
     c->n_spans = at ? n : -1;
     c->on_device = d;
     return &c->on_device;
+}
+
+/* ---- series ---- */
+
+static series *find_series(cuda *c, const void *what, const void *with, const gpu_spans *d) {
+    series *oldest = &c->all[0];
+    for (int i = 0; i < c->n_series; i++) {
+        series *s = &c->all[i];
+        if (s->what == what && s->with == with && s->rows == d->rows && s->n_spans == d->n &&
+            s->tiles == d->max_pos / OPS_TILE && s->tentative == d->tentative)
+            return s;
+        if (s->used < oldest->used) oldest = s;
+    }
+    if (c->n_series < MOST_SERIES) oldest = &c->all[c->n_series++];
+    gpu_graph_free(oldest->graph);
+    *oldest = (series){ .what = what,
+                        .with = with,
+                        .rows = d->rows,
+                        .n_spans = d->n,
+                        .tiles = d->max_pos / OPS_TILE,
+                        .tentative = d->tentative };
+    return oldest;
+}
+
+/* The first time a series runs as it is, which gives its ops their work memory; the second time it is recorded. */
+static bool cuda_series_begin(ops *o, const void *what, const void *with, const ops_span *spans, int n_spans) {
+    cuda *c = self(o);
+    ops_check_state_spans(spans, n_spans);
+    const gpu_spans *d = spans_of(c, spans, n_spans);
+    if (!c->record || d->rows > MOST_SERIES_ROWS) return false;
+    series *s = find_series(c, what, with, d);
+    const bool seen = s->used > 0 && s->work_changes == gpu_work_changes(c->g);
+    s->used = ++c->clock;
+    if (!seen) {
+        gpu_graph_free(s->graph);
+        s->graph = NULL;
+    } else if (s->graph) {
+        return gpu_graph_run(c->g, s->graph), true;
+    } else {
+        gpu_graph_begin(c->g);
+    }
+    c->recording = s;
+    s->work_changes = seen ? s->work_changes : 0;
+    return false;
+}
+
+static void cuda_series_end(ops *o) {
+    cuda *c = self(o);
+    series *s = c->recording;
+    if (!s) return;
+    c->recording = NULL;
+    if (s->work_changes == 0) {
+        s->work_changes = gpu_work_changes(c->g);
+        return;
+    }
+    s->graph = gpu_graph_end(c->g);
+    CHECK(s->graph, "a series of ops that cannot be recorded");
+    gpu_graph_run(c->g, s->graph);
 }
 
 /* ---- rows ---- */
@@ -534,6 +636,7 @@ static void cuda_moe_combine(ops *o, float *x, const float *routed, const float 
 
 static void cuda_close(ops *o) {
     cuda *c = o->self;
+    for (int i = 0; i < c->n_series; i++) gpu_graph_free(c->all[i].graph);
     gpu_close(c->g);
     free(c->shared);
     free(c->spans);
@@ -560,6 +663,8 @@ static const ops CUDA = {
     .head_free = cuda_head_free,
     .sync = cuda_sync,
     .close = cuda_close,
+    .series_begin = cuda_series_begin,
+    .series_end = cuda_series_end,
     .embed = cuda_embed,
     .rmsnorm = cuda_rmsnorm,
     .linear = cuda_linear_op,
@@ -612,6 +717,8 @@ bool ops_cuda_open(ops **out, err *e) {
         return refuse(f, &info, why, e);
     }
     c->n_spans = -1;
+    const char *graphs = getenv("NIBBLE_CUDA_GRAPHS");
+    c->record = !(graphs && graphs[0] == '0');
     snprintf(c->isa, sizeof c->isa, "sm_%d%d", c->info.major, c->info.minor);
     ops *o = xmalloc(sizeof *o);
     *o = CUDA;

@@ -117,7 +117,7 @@ static void compare(int k, float *want, const float *result, int64_t n, const ch
 
 static void check_linear(void) {
     static const dtype types[] = { DT_BF16, DT_F16, DT_F32 };
-    const int N = between(1, 90), K = between(1, 300), M = between(1, 20);
+    const int N = between(1, 90), K = draw(2) ? between(1, 300) : 32 * between(1, 9), M = between(1, 20);
     const dtype t = types[draw(3)];
     float *x = floats((int64_t)M * K), *want = malloc(sizeof(float) * (size_t)(M * N));
     void *w = weights_of(t, (int64_t)N * K);
@@ -167,7 +167,9 @@ static void check_quant_linear(void) {
     const bool fp8 = draw(3) == 0;
     linear_act act = acts[draw(fp8 ? 1 : 3)];
     if (fp8 && draw(2)) act = LINEAR_ACT_FP8;
-    const int N = between(1, 70), K = 16 * between(1, 12), M = draw(4) ? between(1, 9) : between(8, 290);
+    const bool wide = draw(4) == 0; /* shapes that backends have kernels of their own for */
+    const int N = between(1, 70), K = wide ? 512 << draw(4) : 16 * between(1, 12),
+              M = wide || draw(4) ? between(1, 9) : between(8, 290);
     void *data;
     dtype t;
     const linear_quant q = quant_weights(&data, &t, N, K, fp8, act);
@@ -250,8 +252,9 @@ static int make_spans(ops_span *s, int *n, int *pending, const int *pos) {
 }
 
 static void check_gdn(void) {
-    const int taps = 4, kh = between(1, 3), ratio = between(1, 4), vh = kh * ratio, kd = between(1, 40),
-              vd = between(1, 70);
+    const bool wide = draw(8) == 0;
+    const int taps = 4, kh = between(1, 3), ratio = between(1, 4), vh = kh * ratio, kd = wide ? 128 : between(1, 40),
+              vd = wide ? 128 : between(1, 70);
     const int channels = 2 * kh * kd + vh * vd, steps = 4;
     float *w = floats((int64_t)channels * taps), *neg_a = floats(vh), *dt = floats(vh);
     for (int i = 0; i < vh; i++) neg_a[i] = -fabsf(neg_a[i]);
@@ -394,10 +397,15 @@ static void check_attention(void) {
 }
 
 static void check_moe(void) {
-    const bool quant = draw(2) == 0;
-    const int count = between(2, 24), k = between(1, count < 6 ? count : 6),
-              inter = quant ? 16 * between(1, 4) : between(1, 40), hidden = quant ? 16 * between(1, 6) : between(1, 90),
-              rows = between(1, 30);
+    const bool quant = draw(2) == 0, wide = quant && draw(8) == 0;
+    const int count = wide ? 9 : between(2, 24), k = wide ? 8 : between(1, count < 6 ? count : 6),
+              inter = wide    ? 512
+                      : quant ? 16 * between(1, 4)
+                              : between(1, 40),
+              hidden = wide    ? 1024 << draw(2)
+                       : quant ? 16 * between(1, 6)
+                               : between(1, 90),
+              rows = between(1, wide ? 2 : 30);
     const void *gate[24], *up[24], *down[24];
     linear_quant gq[24], uq[24], dq[24];
     static const linear_act acts[] = { LINEAR_ACT_FLOAT, LINEAR_ACT_FP4, LINEAR_ACT_INT8 };

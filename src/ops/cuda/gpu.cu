@@ -72,6 +72,7 @@ gpu_fault gpu_open(gpu **out, gpu_info *info, char *why) {
         gpu_close(g);
         return fault_of(e);
     }
+    g->work_changes = 1;
     g->multiprocessors = info->multiprocessors;
     cudaDeviceGetAttribute(&g->smem_optin, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
     const char *pdl = getenv("NIBBLE_CUDA_PDL");

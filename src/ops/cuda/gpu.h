@@ -74,10 +74,12 @@ typedef struct gpu_mat {
 } gpu_mat;
 
 /* Routed experts: arrays [count] of matrices in device memory. `like` is one of them on the host: formats, modes and shapes
- * are those of all. same_in: gate and up of all experts quantize a row in the same way. */
+ * are those of all. same_in: gate and up of each expert quantize a row in the same way. */
 typedef struct gpu_experts {
     const gpu_mat *gate, *up, *down;
     gpu_mat like_in, like_down;
+    const uint8_t *block; /* expert e at e * stride: gate codes at 0, the rest at these offsets */
+    int64_t stride, gate_scales, up_codes, up_scales, down_codes, down_scales;
     int count, inter, hidden;
     bool same_in, uniform; /* uniform: `like` has the modes of all; else the largest room any of them needs */
 } gpu_experts;
@@ -129,11 +131,15 @@ void gpu_moe(gpu *g, float *y, float *hidden, const float *x, const gpu_experts 
              const float *wt, int rows, int k);
 
 /* ---- heads ---- */
-/* The k best of each row of logits [rows, n] -> ids, values [rows, k]; allowed [rows, (n + 63) / 64] bits or NULL. finite
- * [rows]: whether the row of hidden [rows, cols] is; where not, ids are -1. */
-void gpu_top(gpu *g, int32_t *ids, float *values, int32_t *finite, const float *logits, const uint64_t *allowed,
-             const float *hidden, int rows, int n, int cols, int k);
+/* finite [rows]: is every element of the row of hidden [rows, cols]? */
 void gpu_finite(gpu *g, int32_t *finite, const float *hidden, int rows, int cols);
+/* The k best of each row of logits [rows, n] -> ids, values [rows, k]; allowed [rows, (n + 63) / 64] bits or NULL. ids are -1
+ * where there are no more, and in rows that are not finite. */
+void gpu_top(gpu *g, int32_t *ids, float *values, const float *logits, const uint64_t *allowed, const int32_t *finite,
+             int rows, int n, int k);
+/* y[i] = output ids[i] of row row_of[i], i < n: what gpu_linear computes; NaN where the row is not finite. */
+void gpu_linear_some(gpu *g, float *y, const float *x, int64_t ldx, const gpu_mat *w, const int32_t *ids,
+                     const int32_t *row_of, int n, const int32_t *finite);
 
 /* ---- state ---- */
 void gpu_conv(gpu *g, float *c, const float *u, const float *w, float *window, float *pending, int channels, int taps,

@@ -24,6 +24,22 @@ void gpu_linear(gpu *g, float *y, int64_t ldy, const float *x, int64_t ldx, cons
            (size_t)act_row_bytes(w->cols, w->act), y, ldy, x, ldx, *w);
 }
 
+static __global__ void some_kernel(float *y, const float *x, int64_t ldx, gpu_mat w, const int32_t *ids,
+                                   const int32_t *row_of, const int32_t *finite) {
+    extern __shared__ __align__(16) char row[];
+    dependents_may_start();
+    wait_for_inputs();
+    const int r = row_of[blockIdx.x];
+    const float factor = quantize_row(row, x + r * ldx, w.cols, &w), v = warp_row(&w, ids[blockIdx.x], row, factor);
+    if (threadIdx.x == 0) y[blockIdx.x] = finite[r] ? v : quiet_nan();
+}
+
+void gpu_linear_some(gpu *g, float *y, const float *x, int64_t ldx, const gpu_mat *w, const int32_t *ids,
+                     const int32_t *row_of, int n, const int32_t *finite) {
+    launch(g, some_kernel, dim3((unsigned)n), 32, (size_t)act_row_bytes(w->cols, w->act), y, x, ldx, *w, ids, row_of,
+           finite);
+}
+
 /* ---- any experts ---- */
 
 static __global__ void moe_in_kernel(float *hidden, const float *x, gpu_experts ex, const int32_t *idx, int k) {
@@ -83,9 +99,10 @@ void gpu_moe(gpu *g, float *y, float *hidden, const float *x, const gpu_experts 
              const float *wt, int rows, int k) {
     if (!hidden) hidden = (float *)gpu_work(g, GPU_WORK_A, (size_t)rows * k * ex->inter * sizeof(float));
     if (!hidden) return;
-    if (fast_moe(g, y, hidden, x, ex, idx, wt, rows, k)) return;
-    launch(g, moe_in_kernel, dim3(blocks_of(ex->inter, ROWS_PER_BLOCK), (unsigned)(rows * k)), 32 * WARPS,
-           (size_t)act_row_bytes(ex->hidden, ex->like_in.act), hidden, x, *ex, idx, k);
-    launch(g, moe_down_kernel, dim3(blocks_of(ex->hidden, ROWS_PER_BLOCK), (unsigned)rows), 32 * WARPS,
-           (size_t)act_row_bytes(ex->inter, ex->like_down.act), y, (const float *)hidden, *ex, idx, wt, k);
+    if (!fast_moe_in(g, hidden, x, ex, idx, rows * k, k))
+        launch(g, moe_in_kernel, dim3(blocks_of(ex->inter, ROWS_PER_BLOCK), (unsigned)(rows * k)), 32 * WARPS,
+               (size_t)act_row_bytes(ex->hidden, ex->like_in.act), hidden, x, *ex, idx, k);
+    if (!fast_moe_down(g, y, hidden, ex, idx, wt, rows, k))
+        launch(g, moe_down_kernel, dim3(blocks_of(ex->hidden, ROWS_PER_BLOCK), (unsigned)rows), 32 * WARPS,
+               (size_t)act_row_bytes(ex->inter, ex->like_down.act), y, (const float *)hidden, *ex, idx, wt, k);
 }

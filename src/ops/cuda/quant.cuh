@@ -4,13 +4,14 @@
 
 #include "ops/cuda/dev.cuh"
 
-/* Bytes of one row in shared memory. Integer modes: codes [K], then an int32 per block; others: 4-byte words [K]. */
+/* Bytes of one row in shared memory. Integer modes: codes [K], then {scale, -12 times the sum of the codes} per block; others:
+ * 4-byte words [K]. A multiple of 16. */
 static __host__ __device__ __forceinline__ int act_row_bytes(int K, gpu_act act) {
     const int k32 = (K + 31) / 32 * 32; /* code_at moves codes within 32 */
-    return act == GPU_ACT_FP4 || act == GPU_ACT_INT8 ? k32 + k32 / 4 : 4 * k32;
+    return act == GPU_ACT_FP4 || act == GPU_ACT_INT8 ? k32 + k32 / 2 : 4 * k32;
 }
-static __device__ __forceinline__ int32_t *act_scales(void *row, int K) {
-    return (int32_t *)((char *)row + (K + 31) / 32 * 32);
+static __device__ __forceinline__ int2 *act_blocks(void *row, int K) {
+    return (int2 *)((char *)row + (K + 31) / 32 * 32);
 }
 
 /* Where element i of the codes lies: the 16-byte halves of 32 codes change places in every second group of 128 codes, so that
@@ -49,30 +50,43 @@ static __device__ __forceinline__ float max8(const float *v, bool *nan) {
     return m;
 }
 
-/* Whole warps take part in a step, so the neighbour of an element's thread always does. */
+static __device__ __forceinline__ int dot_ones(uint2 c) {
+    return __dp4a((int)c.x, 0x01010101, __dp4a((int)c.y, 0x01010101, 0));
+}
+
+/* Half a block of codes and, once per block, its scale. The neighbour thread has the other half. */
+static __device__ __forceinline__ void put_half_block(void *row, int K, int at, const int *q, int32_t scale) {
+    const uint2 c = make_uint2(pack4(q[0], q[1], q[2], q[3]), pack4(q[4], q[5], q[6], q[7]));
+    *(uint2 *)((char *)row + code_at(at)) = c;
+    const int sum = dot_ones(c), other = __shfl_xor_sync(__activemask(), sum, 1);
+    if (threadIdx.x % 2 == 0) act_blocks(row, K)[at / 16] = make_int2(scale, -12 * (sum + other));
+}
+
+/* Returns whether a NaN went in. Whole warps take part in a step, so the neighbour of an element's thread always does. */
+static __device__ __forceinline__ bool fp4_half_block(void *row, const float *v, int at, int K, float g) {
+    bool nan = false;
+    float m = max8(v, &nan);
+    const float o = __shfl_xor_sync(0xffffffffu, m, 1);
+    m = o > m ? o : m;
+    nan |= __shfl_xor_sync(0xffffffffu, (int)nan, 1) != 0;
+    if (at >= K) return false;
+    const float s = m / (6.0f * g);
+    const uint8_t code = nan || isnan(s) ? 0x7f : e4m3_from_f32_inline(s);
+    const float den = e4m3_to_f32_inline(code) * g;
+    int q[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) q[i] = den < 1e-5f ? 0 : doubled_e2m1(v[i] / den);
+    put_half_block(row, K, at, q, e4m3_times_512(code));
+    return code == 0x7f;
+}
+
 static __device__ bool quantize_fp4(void *row, const float *x, int K, float g) {
-    int32_t *scales = act_scales(row, K);
     bool bad = false;
     for (int first = 0; first < K; first += 8 * (int)blockDim.x) {
         const int at = first + 8 * (int)threadIdx.x;
         float v[8];
         load8(v, x, at, K);
-        bool nan = false;
-        float m = max8(v, &nan);
-        const float o = __shfl_xor_sync(0xffffffffu, m, 1);
-        m = o > m ? o : m;
-        nan |= __shfl_xor_sync(0xffffffffu, (int)nan, 1) != 0;
-        if (at >= K) continue;
-        const float s = m / (6.0f * g);
-        const uint8_t code = nan || isnan(s) ? 0x7f : e4m3_from_f32_inline(s);
-        const float den = e4m3_to_f32_inline(code) * g;
-        int q[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) q[i] = den < 1e-5f ? 0 : doubled_e2m1(v[i] / den);
-        uint2 *to = (uint2 *)((char *)row + code_at(at));
-        *to = make_uint2(pack4(q[0], q[1], q[2], q[3]), pack4(q[4], q[5], q[6], q[7]));
-        if (threadIdx.x % 2 == 0) scales[at / 16] = e4m3_times_512(code);
-        bad |= code == 0x7f;
+        bad |= fp4_half_block(row, v, at, K, g);
     }
     return __syncthreads_or(bad);
 }
@@ -80,7 +94,6 @@ static __device__ bool quantize_fp4(void *row, const float *x, int K, float g) {
 /* factor: the row's t; NaN when a NaN went in. */
 static __device__ float quantize_int8(void *row, const float *x, int K) {
     __shared__ float part[32];
-    int32_t *scales = act_scales(row, K);
     float top = 0;
     bool any = false;
     for (int at = 8 * (int)threadIdx.x; at < K; at += 8 * (int)blockDim.x) {
@@ -117,9 +130,7 @@ static __device__ float quantize_int8(void *row, const float *x, int K) {
             if (c < -127) c = -127;
             q[i] = (int)c;
         }
-        uint2 *to = (uint2 *)((char *)row + code_at(at));
-        *to = make_uint2(pack4(q[0], q[1], q[2], q[3]), pack4(q[4], q[5], q[6], q[7]));
-        if (threadIdx.x % 2 == 0) scales[at / 16] = scale;
+        put_half_block(row, K, at, q, scale);
     }
     __syncthreads();
     return any ? quiet_nan() : t;
@@ -168,15 +179,27 @@ static __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t
     return d;
 }
 
-/* Eight codes against eight int8. The selector's top bit replicates the (clear) sign of the table's byte: a negative code
- * selects 0 in the first table look-up, a positive one in the second. */
-static __device__ __forceinline__ int dot8(uint32_t w, uint32_t x0, uint32_t x1, int acc) {
-    const uint32_t low = 0x03020100u, high = 0x0c080604u, n = w ^ 0x88888888u;
-    int minus = __dp4a((int)prmt(low, high, n), (int)x0, 0);
-    acc = __dp4a((int)prmt(low, high, w), (int)x0, acc);
-    minus = __dp4a((int)prmt(low, high, n >> 16), (int)x1, minus);
-    acc = __dp4a((int)prmt(low, high, w >> 16), (int)x1, acc);
-    return acc - minus;
+static __device__ __forceinline__ int dp4a_us(uint32_t a, uint32_t b, int c) {
+    int d;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+/* Four codes, doubled, plus 12: bytes 0 .. 24. The selector's top bit replicates the (clear) sign of the table's byte, so a
+ * negative code selects 0 in the first table and a positive one in the second; n = w ^ 0x8888.... */
+static __device__ __forceinline__ uint32_t decode4(uint32_t w, uint32_t n) {
+    return prmt(0x0f0e0d0cu, 0x18141210u, w) | prmt(0x090a0b0cu, 0x00040608u, n);
+}
+typedef struct codes8 {
+    uint32_t lo, hi;
+} codes8;
+static __device__ __forceinline__ codes8 decode8(uint32_t w) {
+    const uint32_t n = w ^ 0x88888888u;
+    const codes8 c = { decode4(w, n), decode4(w >> 16, n >> 16) };
+    return c;
+}
+static __device__ __forceinline__ int dot8(codes8 w, uint32_t x0, uint32_t x1, int acc) {
+    return dp4a_us(w.hi, x1, dp4a_us(w.lo, x0, acc));
 }
 
 static __device__ __forceinline__ int64_t warp_sum(int64_t v) {
@@ -187,13 +210,14 @@ static __device__ __forceinline__ int64_t warp_sum(int64_t v) {
 
 static __device__ __forceinline__ int64_t nvfp4_int(const uint8_t *codes, const uint8_t *scales, const void *row,
                                                     int K) {
-    const int32_t *as = act_scales((void *)row, K);
+    const int2 *blocks = act_blocks((void *)row, K);
     int64_t sum = 0;
     for (int b = threadIdx.x % 32; b < K / 16; b += 32) {
         const uint2 w = *(const uint2 *)(codes + b * 8);
         const uint4 x = *(const uint4 *)((const char *)row + code_at(b * 16));
-        const int dot = dot8(w.y, x.z, x.w, dot8(w.x, x.x, x.y, 0));
-        sum += (int64_t)dot * as[b] * e4m3_times_512(scales[b]);
+        const int2 block = blocks[b];
+        const int dot = dot8(decode8(w.y), x.z, x.w, dot8(decode8(w.x), x.x, x.y, block.y));
+        sum += (int64_t)dot * block.x * e4m3_times_512(scales[b]);
     }
     return warp_sum(sum);
 }

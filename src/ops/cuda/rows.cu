@@ -226,19 +226,16 @@ static __global__ void top_slice_kernel(uint64_t *keys, const float *logits, con
     choose(keys + ((int64_t)row * gridDim.x + blockIdx.x) * k, mine, SLICE, k);
 }
 
-static __global__ void top_merge_kernel(int32_t *ids, float *values, int32_t *finite, uint64_t *scratch, const uint64_t *keys,
-                                        const float *logits, const float *hidden, int n, int cols, int per_row, int k) {
+static __global__ void top_merge_kernel(int32_t *ids, float *values, uint64_t *scratch, const uint64_t *keys,
+                                        const float *logits, const int32_t *finite, int n, int per_row, int k) {
     dependents_may_start();
     wait_for_inputs();
     const int row = (int)blockIdx.x;
     uint64_t *best = scratch + (int64_t)row * k;
     choose(best, keys + (int64_t)row * per_row, per_row, k);
-    bool odd = false;
-    for (int i = threadIdx.x; i < cols; i += blockDim.x) odd |= !isfinite(hidden[(int64_t)row * cols + i]);
-    odd = __syncthreads_or(odd);
-    if (threadIdx.x == 0) finite[row] = !odd;
+    __syncthreads();
     for (int j = threadIdx.x; j < k; j += blockDim.x) {
-        const bool none = odd || best[j] == 0;
+        const bool none = !finite[row] || best[j] == 0;
         const int32_t id = (int32_t)(0xffffffffu - (uint32_t)best[j]);
         ids[row * k + j] = none ? -1 : id;
         values[row * k + j] = none ? quiet_nan() : logits[(int64_t)row * n + id];
@@ -257,13 +254,13 @@ void gpu_finite(gpu *g, int32_t *finite, const float *hidden, int rows, int cols
     launch(g, finite_kernel, dim3((unsigned)rows), 256, 0, finite, hidden, cols);
 }
 
-void gpu_top(gpu *g, int32_t *ids, float *values, int32_t *finite, const float *logits, const uint64_t *allowed,
-             const float *hidden, int rows, int n, int cols, int k) {
+void gpu_top(gpu *g, int32_t *ids, float *values, const float *logits, const uint64_t *allowed, const int32_t *finite,
+             int rows, int n, int k) {
     const int slices = (int)blocks_of(n, SLICE);
     uint64_t *keys = (uint64_t *)gpu_work(g, GPU_WORK_D, (size_t)rows * (slices + 1) * k * sizeof *keys);
     if (!keys) return;
     uint64_t *best = keys + (int64_t)rows * slices * k;
     launch(g, top_slice_kernel, dim3((unsigned)slices, (unsigned)rows), TOP_THREADS, 0, keys, logits, allowed, n, k);
-    launch(g, top_merge_kernel, dim3((unsigned)rows), 1024, 0, ids, values, finite, best, keys, logits, hidden, n, cols,
-           slices * k, k);
+    launch(g, top_merge_kernel, dim3((unsigned)rows), 1024, 0, ids, values, best, keys, logits, finite, n, slices * k,
+           k);
 }

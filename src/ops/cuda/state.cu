@@ -98,8 +98,8 @@ static __device__ __forceinline__ void gates_of(float *beta, float *decay, const
     *decay = num_exp_inline(p.neg_a[h] * num_softplus_inline(p.a[at] + p.dt_bias[h]));
 }
 
-/* One warp: 32 columns of one value head's state, a column per thread. DK: rows of the state, kept in registers; 0: any number,
- * in shared memory [dk][32]. */
+/* One warp: 32 columns of one value head's state, a column per thread. DK: rows of the state, kept in registers, and DV its
+ * columns; 0: any numbers, and the state in shared memory [dk][32]. */
 template <int DK> struct column {
     float s[DK];
     __device__ __forceinline__ float get(int i) const { return s[i]; }
@@ -111,32 +111,63 @@ template <> struct column<0> {
     __device__ __forceinline__ void set(int i, float v) { s[i * 32] = v; }
 };
 
+/* Four words of shared memory, read now: values that are kept instead would not fit the registers beside the state. */
+static __device__ __forceinline__ float4 read4(const float *p) {
+    float4 v;
+    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"((uint32_t)__cvta_generic_to_shared(p)));
+    return v;
+}
+
 template <int DK>
 static __device__ __forceinline__ float gdn_step(column<DK> &S, int dk, const float *q, const float *k, float v,
                                                  float beta, float decay) {
     float m = 0, o = 0;
+    if constexpr (DK > 0) {
 #pragma unroll
-    for (int i = 0; i < (DK ? DK : dk); i++) {
-        const float s = S.get(i) * decay;
-        S.set(i, s);
-        m = fmaf(s, k[i], m);
-    }
-    const float d = beta * (v - m);
+        for (int i = 0; i < DK; i += 4) {
+            const float4 k4 = read4(k + i);
+            const float kk[4] = { k4.x, k4.y, k4.z, k4.w };
 #pragma unroll
-    for (int i = 0; i < (DK ? DK : dk); i++) {
-        const float s = fmaf(k[i], d, S.get(i));
-        S.set(i, s);
-        o = fmaf(s, q[i], o);
+            for (int j = 0; j < 4; j++) {
+                S.s[i + j] = S.s[i + j] * decay;
+                m = fmaf(S.s[i + j], kk[j], m);
+            }
+        }
+        const float d = beta * (v - m);
+#pragma unroll
+        for (int i = 0; i < DK; i += 4) {
+            const float4 k4 = read4(k + i), q4 = read4(q + i);
+            const float kk[4] = { k4.x, k4.y, k4.z, k4.w }, qq[4] = { q4.x, q4.y, q4.z, q4.w };
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                S.s[i + j] = fmaf(kk[j], d, S.s[i + j]);
+                o = fmaf(S.s[i + j], qq[j], o);
+            }
+        }
+    } else {
+        for (int i = 0; i < dk; i++) {
+            const float s = S.get(i) * decay;
+            S.set(i, s);
+            m = fmaf(s, k[i], m);
+        }
+        const float d = beta * (v - m);
+        for (int i = 0; i < dk; i++) {
+            const float s = fmaf(k[i], d, S.get(i));
+            S.set(i, s);
+            o = fmaf(s, q[i], o);
+        }
     }
     return o;
 }
 
-template <int DK> static __global__ void __launch_bounds__(32) gdn_kernel(gdn_args p) {
-    extern __shared__ float mem[]; /* q, k [dk]; then the state when DK is 0 */
+template <int DK, int DV> static __global__ void __launch_bounds__(32) gdn_kernel(gdn_args p) {
+    extern __shared__ __align__(16) float mem[]; /* q, k [dk]; then the state when DK is 0 */
     dependents_may_start();
     wait_for_inputs();
     const gpu_gdn &st = p.st;
-    const int hv = st.v_heads, hk = st.k_heads, dk = DK ? DK : st.k_dim, dv = st.v_dim;
+    const int hv = st.v_heads, hk = st.k_heads, dk = DK ? DK : st.k_dim, dv = DV ? DV : st.v_dim;
     const int h = (int)blockIdx.x % hv, col = (int)(blockIdx.x / hv) * 32 + (int)threadIdx.x, kh = h / (hv / hk);
     const bool in = col < dv;
     const int64_t kd = (int64_t)hk * dk, vd = (int64_t)hv * dv;
@@ -198,9 +229,9 @@ void gpu_gdn_step(gpu *g, float *out, const float *c, const float *a, const floa
     const gdn_args p = { out, c, a, b, neg_a, dt_bias, *st, *s, q_scale };
     const dim3 grid((unsigned)st->v_heads * blocks_of(st->v_dim, 32), (unsigned)s->n);
     const size_t qk = 2 * (size_t)st->k_dim * sizeof(float);
-    if (st->k_dim == 128)
-        launch(g, gdn_kernel<128>, grid, 32, qk, p);
+    if (st->k_dim == 128 && st->v_dim == 128)
+        launch(g, gdn_kernel<128, 128>, grid, 32, qk, p);
     else
-        launch(g, gdn_kernel<0>, grid, 32, qk + (size_t)st->k_dim * 32 * sizeof(float), p);
+        launch(g, gdn_kernel<0, 0>, grid, 32, qk + (size_t)st->k_dim * 32 * sizeof(float), p);
     if (s->tentative) launch(g, gdn_pend_kernel, dim3((unsigned)st->max_pending, (unsigned)s->n), 256, 0, p);
 }
