@@ -88,23 +88,44 @@ static void project(const pass *p, float *y, const float *x, const linear *w) {
     o->linear(o, y, linear_rows(w), x, linear_cols(w), w, p->rows);
 }
 
-/* Gated DeltaNet: h -> wide[0], still to be added to the residual. docs/MODEL.md. */
+enum { MOST_PROJECTIONS = 4 };
+
+/* Several projections of the normed residual. */
+static void norm_project(const pass *p, const float *norm, float *const *y, const linear *const *w, int n) {
+    scratch *s = p->s;
+    const model_config *c = s->n->c;
+    ops *o = s->n->o;
+    CHECK(n <= MOST_PROJECTIONS, "%d projections", n);
+    if (o->norm_linears && o->norm_linears(o, y, w, n, s->x, norm, c->rms_eps, p->rows)) return;
+    o->rmsnorm(o, s->h, s->x, c->hidden, norm, p->rows, c->hidden, c->rms_eps);
+    for (int i = 0; i < n; i++) project(p, y[i], s->h, w[i]);
+}
+
+/* x += projection of h. */
+static void project_add(const pass *p, const float *h, const linear *w) {
+    scratch *s = p->s;
+    ops *o = s->n->o;
+    if (o->linear_add && o->linear_add(o, s->x, h, w, p->rows)) return;
+    project(p, s->wide[0], h, w);
+    o->add(o, s->x, s->wide[0], (int64_t)p->rows * s->n->c->hidden);
+}
+
+/* Gated DeltaNet, added to the residual. docs/MODEL.md. */
 static void gdn_half(const pass *p, const net_layer *l) {
     scratch *s = p->s;
     const model_config *c = s->n->c;
     ops *o = s->n->o;
     float *qkv = s->wide[0], *z = s->wide[1], *conv = s->wide[2], *out = s->wide[3];
-    project(p, qkv, s->h, l->in_qkv);
-    project(p, z, s->h, l->in_z);
-    project(p, s->gate_b, s->h, l->in_b);
-    project(p, s->gate_a, s->h, l->in_a);
+    float *const y[] = { qkv, z, s->gate_b, s->gate_a };
+    const linear *const w[] = { l->in_qkv, l->in_z, l->in_b, l->in_a };
+    norm_project(p, l->norm1, y, w, 4);
     o->conv(o, conv, qkv, l->conv, &p->st->conv[l->index], p->spans, p->n_spans);
     o->gdn(o, out, conv, s->gate_a, s->gate_b, l->neg_a, l->dt_bias, &p->st->gdn[l->index], p->spans, p->n_spans);
     o->gated_norm(o, out, out, z, l->gdn_norm, p->rows, c->lin_v_heads, c->lin_v_dim, c->rms_eps);
-    project(p, s->wide[0], out, l->gdn_out);
+    project_add(p, out, l->gdn_out);
 }
 
-/* Gated full attention: h -> wide[0]; `kv` is the layer's own cache. */
+/* Gated full attention, added to the residual; `kv` is the layer's own cache. */
 static void attn_half(const pass *p, const net_layer *l, ops_kv *kv) {
     scratch *s = p->s;
     const model_config *c = s->n->c;
@@ -112,22 +133,41 @@ static void attn_half(const pass *p, const net_layer *l, ops_kv *kv) {
     const ops_rope rope = { p->st->cos, p->st->sin, s->n->rope_axis, c->rotary_dim / 2 };
     const float scale = (float)(1.0 / __builtin_sqrt((double)c->head_dim));
     float *qg = s->wide[0], *k = s->wide[1], *v = s->wide[2], *q = s->wide[3];
-    project(p, qg, s->h, l->q);
-    project(p, k, s->h, l->k);
-    project(p, v, s->h, l->v);
+    float *const y[] = { qg, k, v };
+    const linear *const w[] = { l->q, l->k, l->v };
+    norm_project(p, l->norm1, y, w, 3);
     o->qk_rope(o, q, k, qg, l->q_norm, l->k_norm, s->pos3, &rope, p->rows, c->heads, c->kv_heads, c->head_dim,
                c->attn_gate, c->rms_eps);
     o->kv_append(o, kv, k, v, p->spans, p->n_spans);
     o->attention(o, v, q, c->attn_gate ? qg : NULL, kv, c->heads, scale, p->spans, p->n_spans);
-    project(p, s->wide[0], v, l->o);
+    project_add(p, v, l->o);
 }
 
-/* Dense FFN, or routed experts and the shared expert: reads h, advances the residual x. */
+/* The experts of the layer in one op, where the device has it. */
+static bool experts_at_once(const pass *p, const net_layer *l) {
+    const net *n = p->s->n;
+    const net_ffn *f = &l->ffn;
+    if (!n->o->moe_block || !f->experts || !f->gate || !f->shared_gate) return false;
+    const ops_moe_block b = { .norm = l->norm2,
+                              .eps = n->c->rms_eps,
+                              .router = f->router,
+                              .shared_gate = f->shared_gate,
+                              .gate = f->gate,
+                              .up = f->up,
+                              .down = f->down,
+                              .ex = f->experts,
+                              .k = n->c->topk };
+    return n->o->moe_block(n->o, p->s->x, &b, p->rows);
+}
+
+/* Dense FFN, or routed experts and the shared expert: advances the residual x. */
 static void ffn_half(const pass *p, const net_layer *l) {
     scratch *s = p->s;
     const model_config *c = s->n->c;
     ops *o = s->n->o;
     const net_ffn *f = &l->ffn;
+    if (experts_at_once(p, l)) return;
+    o->rmsnorm(o, s->h, s->x, c->hidden, l->norm2, p->rows, c->hidden, c->rms_eps);
     float *gate = s->wide[0], *down = s->wide[1], *logits = s->wide[2], *routed = s->wide[3];
     if (f->gate) {
         float *up = s->wide[1];
@@ -149,16 +189,10 @@ static void ffn_half(const pass *p, const net_layer *l) {
 }
 
 static void run_layer(const pass *p, const net_layer *l, ops_kv *kv) {
-    scratch *s = p->s;
-    const model_config *c = s->n->c;
-    ops *o = s->n->o;
-    o->rmsnorm(o, s->h, s->x, c->hidden, l->norm1, p->rows, c->hidden, c->rms_eps);
     if (l->kind == LAYER_GDN)
         gdn_half(p, l);
     else
         attn_half(p, l, kv);
-    o->add(o, s->x, s->wide[0], (int64_t)p->rows * c->hidden);
-    o->rmsnorm(o, s->h, s->x, c->hidden, l->norm2, p->rows, c->hidden, c->rms_eps);
     ffn_half(p, l);
 }
 

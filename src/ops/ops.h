@@ -131,6 +131,15 @@ typedef struct head_counts {
     int64_t full;       /* rows for which all logits were computed: not screened, or the bounds did not help */
 } head_counts;
 
+/* The experts of one layer and what belongs to them. */
+typedef struct ops_moe_block {
+    const float *norm; /* device [hidden] */
+    float eps;
+    const linear *router, *shared_gate, *gate, *up, *down; /* of the shared expert */
+    const experts *ex;
+    int k;
+} ops_moe_block;
+
 struct ops {
     const char *device; /* "ref", "cpu" ... */
     const char *isa;
@@ -230,6 +239,16 @@ struct ops {
     /* x [rows, n] (residual) += routed[r] + fl(sigmoid(gate[r]) * shared[r]); gate NULL: plain routed + shared;
      * shared NULL: x += routed. */
     void (*moe_combine)(ops *o, float *x, const float *routed, const float *shared, const float *gate, int rows, int n);
+
+    /* ---- several ops at once: optional (NULL). Exactly what the ops named compute one after the other. False: no way for
+     * these shapes, formats and rows; nothing was done. ---- */
+    /* y[i] [rows, N_i] = linear(rmsnorm(x, norm), w[i]) for i < n. */
+    bool (*norm_linears)(ops *o, float *const *y, const linear *const *w, int n, const float *x, const float *norm,
+                         float eps, int rows);
+    /* x [rows, N] += linear(h, w). */
+    bool (*linear_add)(ops *o, float *x, const float *h, const linear *w, int rows);
+    /* x += what rmsnorm, linears, route, moe and moe_combine make of it. */
+    bool (*moe_block)(ops *o, float *x, const ops_moe_block *b, int rows);
 };
 
 typedef struct ops_options {

@@ -56,6 +56,7 @@ typedef struct cuda {
     gpu_span *host_spans;
     gpu_row *host_rows;
     int n_spans, cap_spans, cap_rows;
+    unsigned moves; /* how often the spans' places changed */
     gpu_spans on_device;
 } cuda;
 
@@ -412,15 +413,14 @@ static void cuda_head_top(ops *o, int32_t *ids, float *logits, float *extra_logi
 /* ---- spans ---- */
 
 static void room_for_spans(cuda *c, int n, int rows) {
-    if (n > c->cap_spans) {
-        c->cap_spans = n + 8;
-        c->spans = xrealloc(c->spans, (size_t)c->cap_spans * sizeof *c->spans);
-        c->host_spans = xrealloc(c->host_spans, (size_t)c->cap_spans * sizeof *c->host_spans);
-    }
-    if (rows > c->cap_rows) {
-        c->cap_rows = rows + 64;
-        c->host_rows = xrealloc(c->host_rows, (size_t)c->cap_rows * sizeof *c->host_rows);
-    }
+    if (n <= c->cap_spans && rows <= c->cap_rows) return;
+    c->moves++;
+    c->cap_spans = n > c->cap_spans ? n + 8 : c->cap_spans;
+    c->cap_rows = rows > c->cap_rows ? rows + 64 : c->cap_rows;
+    c->spans = xrealloc(c->spans, (size_t)c->cap_spans * sizeof *c->spans);
+    c->host_rows = xrealloc(c->host_rows, (size_t)c->cap_rows * sizeof *c->host_rows);
+    c->host_spans = xrealloc(c->host_spans,
+                             (size_t)c->cap_spans * sizeof *c->host_spans + (size_t)c->cap_rows * sizeof *c->host_rows);
 }
 
 static bool same_spans(const cuda *c, const ops_span *s, int n) {
@@ -451,11 +451,11 @@ static const gpu_spans *spans_of(cuda *c, const ops_span *s, int n) {
         c->host_spans[i] = (gpu_span){ s[i].slot, s[i].row0, s[i].rows, s[i].pos0, s[i].commit, s[i].tentative };
         for (int r = 0; r < s[i].rows; r++) c->host_rows[s[i].row0 + r] = (gpu_row){ s[i].slot, s[i].pos0 + r };
     }
-    const size_t first = aligned((size_t)c->cap_spans * sizeof(gpu_span));
+    const size_t first = (size_t)c->cap_spans * sizeof(gpu_span); /* one upload: the rows behind the spans */
     char *at = gpu_work(c->g, GPU_WORK_SPANS, first + (size_t)c->cap_rows * sizeof(gpu_row));
     if (at) {
-        gpu_upload(c->g, at, c->host_spans, (size_t)n * sizeof *c->host_spans);
-        gpu_upload(c->g, at + first, c->host_rows, (size_t)rows * sizeof *c->host_rows);
+        memcpy(c->host_spans + c->cap_spans, c->host_rows, (size_t)rows * sizeof *c->host_rows);
+        gpu_upload(c->g, at, c->host_spans, first + (size_t)rows * sizeof *c->host_rows);
     }
     d.spans = (const gpu_span *)(const void *)at;
     d.of_row = (const gpu_row *)(const void *)(at + first);
@@ -470,6 +470,9 @@ static const gpu_spans *spans_of(cuda *c, const ops_span *s, int n) {
 }
 
 /* ---- series ---- */
+
+/* Grows whenever an address moved that a record holds. */
+static unsigned changes(const cuda *c) { return gpu_work_changes(c->g) + c->moves; }
 
 static series *find_series(cuda *c, const void *what, const void *with, const gpu_spans *d) {
     series *oldest = &c->all[0];
@@ -498,7 +501,7 @@ static bool cuda_series_begin(ops *o, const void *what, const void *with, const 
     const gpu_spans *d = spans_of(c, spans, n_spans);
     if (!c->record || d->rows > MOST_SERIES_ROWS) return false;
     series *s = find_series(c, what, with, d);
-    const bool seen = s->used > 0 && s->work_changes == gpu_work_changes(c->g);
+    const bool seen = s->used > 0 && s->work_changes == changes(c);
     s->used = ++c->clock;
     if (!seen) {
         gpu_graph_free(s->graph);
@@ -519,7 +522,7 @@ static void cuda_series_end(ops *o) {
     if (!s) return;
     c->recording = NULL;
     if (s->work_changes == 0) {
-        s->work_changes = gpu_work_changes(c->g);
+        s->work_changes = changes(c);
         return;
     }
     s->graph = gpu_graph_end(c->g);
@@ -634,6 +637,35 @@ static void cuda_moe_combine(ops *o, float *x, const float *routed, const float 
     gpu_moe_combine(gpu_of(o), x, routed, shared, gate, rows, n);
 }
 
+/* ---- several at once ---- */
+
+enum { MOST_LINEARS = 8 };
+
+static bool cuda_norm_linears(ops *o, float *const *y, const linear *const *w, int n, const float *x, const float *norm,
+                              float eps, int rows) {
+    const gpu_mat *m[MOST_LINEARS];
+    if (n > MOST_LINEARS) return false;
+    for (int i = 0; i < n; i++) m[i] = mat(w[i]);
+    return gpu_norm_linears(gpu_of(o), y, m, n, x, norm, eps, rows);
+}
+
+static bool cuda_linear_add(ops *o, float *x, const float *h, const linear *w, int rows) {
+    return gpu_linear_add(gpu_of(o), x, h, mat(w), rows);
+}
+
+static bool cuda_moe_block(ops *o, float *x, const ops_moe_block *b, int rows) {
+    const gpu_moe_block d = { .norm = b->norm,
+                              .eps = b->eps,
+                              .router = *mat(b->router),
+                              .shared_gate = *mat(b->shared_gate),
+                              .gate = *mat(b->gate),
+                              .up = *mat(b->up),
+                              .down = *mat(b->down),
+                              .ex = ((const cuda_experts *)b->ex)->x,
+                              .k = b->k };
+    return gpu_moe_all(gpu_of(o), x, &d, rows);
+}
+
 static void cuda_close(ops *o) {
     cuda *c = o->self;
     for (int i = 0; i < c->n_series; i++) gpu_graph_free(c->all[i].graph);
@@ -683,6 +715,9 @@ static const ops CUDA = {
     .moe = cuda_moe,
     .moe_hidden = cuda_moe_hidden,
     .moe_combine = cuda_moe_combine,
+    .norm_linears = cuda_norm_linears,
+    .linear_add = cuda_linear_add,
+    .moe_block = cuda_moe_block,
 };
 
 static bool refuse(gpu_fault f, const gpu_info *i, const char *why, err *e) {

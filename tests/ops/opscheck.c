@@ -482,6 +482,168 @@ static void check_moe(void) {
     for (size_t i = 0; i < ARRAY_LEN(all); i++) free(all[i]);
 }
 
+/* ---- several ops at once, where a backend has them: against the reference's single ops ---- */
+
+enum { FUSED_K = 2048, FUSED_INTER = 512, FUSED_COUNT = 12, FUSED_TOP = 8, FUSED_ROWS = 5 };
+
+static linear *random_linear(ops *o, const linear_desc *d) {
+    err e = { 0 };
+    linear *l;
+    CHECK(o->linear_new(o, &l, d, &e), "%s", e.msg);
+    return l;
+}
+
+static linear_desc random_desc(int N, int K, bool quant, linear_act act, float input_scale) {
+    linear_desc d = { .name = "f", .type = DT_BF16, .rows = N, .cols = K };
+    void *data;
+    if (quant) {
+        d.q = quant_weights(&data, &d.type, N, K, false, act);
+        if (act == LINEAR_ACT_FP4 && input_scale > 0) d.q.input_scale = input_scale;
+        d.data = data;
+    } else {
+        d.data = weights_of(DT_BF16, (int64_t)N * K);
+    }
+    return d;
+}
+static void free_desc(const linear_desc *d) {
+    free((void *)(uintptr_t)d->data);
+    free((void *)(uintptr_t)d->q.scales);
+}
+
+static void check_norm_linears(void) {
+    enum { MOST = 4 };
+    const linear_act act = draw(2) ? LINEAR_ACT_FP4 : LINEAR_ACT_INT8;
+    const int n = between(1, MOST), rows = between(1, FUSED_ROWS);
+    linear_desc d[MOST];
+    float *want[MOST], *x = floats((int64_t)rows * FUSED_K), *norm = floats(FUSED_K),
+                       *h = floats((int64_t)rows * FUSED_K), *want_add = malloc(sizeof(float) * (size_t)(rows * 70));
+    for (int i = 0; i < n; i++) {
+        d[i] = random_desc(between(1, 70), FUSED_K, draw(2) == 0, act, 0);
+        want[i] = malloc(sizeof(float) * (size_t)(rows * d[i].rows));
+    }
+    const linear_desc add = random_desc(between(1, 70), 512 << draw(4), true, act, 0);
+    float *in = floats((int64_t)rows * add.cols), *res = floats((int64_t)rows * add.rows);
+    for (int b = 0; b < n_backends; b++) {
+        ops *o = backends[b];
+        linear *w[MOST];
+        const linear *cw[MOST];
+        float *y[MOST], *dx = dev_floats(o, x, (int64_t)rows * FUSED_K), *dn = dev_floats(o, norm, FUSED_K),
+                        *dh = dev_floats(o, h, (int64_t)rows * FUSED_K);
+        for (int i = 0; i < n; i++) {
+            cw[i] = w[i] = random_linear(o, &d[i]);
+            y[i] = dev_floats(o, NULL, (int64_t)rows * d[i].rows);
+        }
+        if (!o->norm_linears || !o->norm_linears(o, y, cw, n, dx, dn, 1e-6f, rows)) {
+            o->rmsnorm(o, dh, dx, FUSED_K, dn, rows, FUSED_K, 1e-6f);
+            for (int i = 0; i < n; i++) o->linear(o, y[i], d[i].rows, dh, FUSED_K, w[i], rows);
+        }
+        for (int i = 0; i < n; i++) compare(b, want[i], y[i], (int64_t)rows * d[i].rows, "norm_linears");
+        linear *wa = random_linear(o, &add);
+        float *dr = dev_floats(o, res, (int64_t)rows * add.rows), *din = dev_floats(o, in, (int64_t)rows * add.cols),
+              *dy = dev_floats(o, NULL, (int64_t)rows * add.rows);
+        if (!o->linear_add || !o->linear_add(o, dr, din, wa, rows)) {
+            o->linear(o, dy, add.rows, din, add.cols, wa, rows);
+            o->add(o, dr, dy, (int64_t)rows * add.rows);
+        }
+        compare(b, want_add, dr, (int64_t)rows * add.rows, "linear_add");
+        o->linear_free(o, wa);
+        for (int i = 0; i < n; i++) o->linear_free(o, w[i]);
+        give(o);
+    }
+    for (int i = 0; i < n; i++) {
+        free_desc(&d[i]);
+        free(want[i]);
+    }
+    free_desc(&add);
+    void *all[] = { x, norm, h, want_add, in, res };
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) free(all[i]);
+}
+
+static void moe_single_ops(ops *o, float *x, const ops_moe_block *b, int rows) {
+    const int64_t in = (int64_t)rows * FUSED_K;
+    float *h = dev_floats(o, NULL, in), *logits = dev_floats(o, NULL, (int64_t)rows * FUSED_COUNT),
+          *wt = dev_floats(o, NULL, (int64_t)rows * FUSED_TOP), *sg = dev_floats(o, NULL, rows),
+          *gate = dev_floats(o, NULL, (int64_t)rows * FUSED_INTER),
+          *up = dev_floats(o, NULL, (int64_t)rows * FUSED_INTER), *down = dev_floats(o, NULL, in),
+          *routed = dev_floats(o, NULL, in);
+    int32_t *idx = dev(o, NULL, (int64_t)sizeof *idx * rows * FUSED_TOP);
+    o->rmsnorm(o, h, x, FUSED_K, b->norm, rows, FUSED_K, b->eps);
+    o->linear(o, logits, FUSED_COUNT, h, FUSED_K, b->router, rows);
+    o->linear(o, sg, 1, h, FUSED_K, b->shared_gate, rows);
+    o->linear(o, gate, FUSED_INTER, h, FUSED_K, b->gate, rows);
+    o->linear(o, up, FUSED_INTER, h, FUSED_K, b->up, rows);
+    o->silu_mul(o, gate, gate, up, (int64_t)rows * FUSED_INTER);
+    o->linear(o, down, FUSED_K, gate, FUSED_INTER, b->down, rows);
+    o->route(o, idx, wt, logits, rows, FUSED_COUNT, FUSED_TOP);
+    o->moe(o, routed, h, b->ex, idx, wt, rows, FUSED_TOP);
+    o->moe_combine(o, x, routed, down, sg, rows, FUSED_K);
+}
+
+static void check_moe_block(void) {
+    if (draw(5)) return; /* large */
+    const linear_act act = draw(2) ? LINEAR_ACT_FP4 : LINEAR_ACT_INT8;
+    const int rows = between(1, FUSED_ROWS);
+    const float shared_in = 0.003f;
+    linear_desc d[5] = { random_desc(FUSED_COUNT, FUSED_K, false, act, 0), random_desc(1, FUSED_K, false, act, 0),
+                         random_desc(FUSED_INTER, FUSED_K, true, act, shared_in),
+                         random_desc(FUSED_INTER, FUSED_K, true, act, shared_in),
+                         random_desc(FUSED_K, FUSED_INTER, true, act, 0) };
+    linear_desc e[3][FUSED_COUNT];
+    const void *data[3][FUSED_COUNT];
+    linear_quant q[3][FUSED_COUNT];
+    for (int i = 0; i < FUSED_COUNT; i++)
+        for (int k = 0; k < 3; k++) {
+            const float g = 0.002f + 1e-4f * (float)i; /* gate and up alike */
+            e[k][i] =
+                random_desc(k == 2 ? FUSED_K : FUSED_INTER, k == 2 ? FUSED_INTER : FUSED_K, true, act, k < 2 ? g : 0);
+            data[k][i] = e[k][i].data;
+            q[k][i] = e[k][i].q;
+        }
+    const experts_desc ed = { .name = "x",
+                              .type = DT_U8,
+                              .count = FUSED_COUNT,
+                              .inter = FUSED_INTER,
+                              .hidden = FUSED_K,
+                              .gate = data[0],
+                              .up = data[1],
+                              .down = data[2],
+                              .gate_q = q[0],
+                              .up_q = q[1],
+                              .down_q = q[2] };
+    float *x = floats((int64_t)rows * FUSED_K), *norm = floats(FUSED_K),
+          *want = malloc(sizeof(float) * (size_t)(rows * FUSED_K));
+    if (draw(3) == 0) memset((void *)(uintptr_t)d[0].data, 0, (size_t)FUSED_COUNT * FUSED_K * 2); /* all ties */
+    for (int b = 0; b < n_backends; b++) {
+        ops *o = backends[b];
+        err err_of = { 0 };
+        linear *w[5];
+        experts *ex;
+        for (int i = 0; i < 5; i++) w[i] = random_linear(o, &d[i]);
+        CHECK(o->experts_new(o, &ex, &ed, &err_of), "%s", err_of.msg);
+        float *dx = dev_floats(o, x, (int64_t)rows * FUSED_K);
+        const ops_moe_block m = { .norm = dev_floats(o, norm, FUSED_K),
+                                  .eps = 1e-6f,
+                                  .router = w[0],
+                                  .shared_gate = w[1],
+                                  .gate = w[2],
+                                  .up = w[3],
+                                  .down = w[4],
+                                  .ex = ex,
+                                  .k = FUSED_TOP };
+        if (!o->moe_block || !o->moe_block(o, dx, &m, rows)) moe_single_ops(o, dx, &m, rows);
+        compare(b, want, dx, (int64_t)rows * FUSED_K, "moe_block");
+        for (int i = 0; i < 5; i++) o->linear_free(o, w[i]);
+        o->experts_free(o, ex);
+        give(o);
+    }
+    for (int i = 0; i < 5; i++) free_desc(&d[i]);
+    for (int i = 0; i < FUSED_COUNT; i++)
+        for (int k = 0; k < 3; k++) free_desc(&e[k][i]);
+    free(x);
+    free(norm);
+    free(want);
+}
+
 static void run(const char *name, void (*fn)(void), int rounds) {
     const int before = failures;
     what = name;
@@ -508,6 +670,8 @@ int main(int argc, char **argv) {
     run("conv and gdn", check_gdn, rounds);
     run("attention", check_attention, rounds);
     run("moe", check_moe, rounds);
+    run("norm_linears", check_norm_linears, rounds);
+    run("moe_block", check_moe_block, rounds);
     for (int i = 0; i < n_backends; i++) backends[i]->close(backends[i]);
     printf("%d comparisons, %d failures\n", checks, failures);
     return failures > 0;

@@ -166,14 +166,14 @@ static void solve(answer *a, ops *o, const problem *p, bool screen, bool queries
     if (!o->mem_new(o, &x, bytes, &e)) fail_msg("%s", e.msg);
     o->upload(o, x, p->x, bytes);
     o->head_top(o, a->ids, a->logits, a->extra, h, x, p->M, p->k, queries ? p->q : NULL);
-    o->mem_free(o, x);
     a->counts = head_counted(h);
     if (queries) { /* the extra ids alone: the same bits */
         float apart[MAX_M * MAX_EXTRA];
-        o->head_top(o, NULL, NULL, apart, h, p->x, p->M, 0, p->q);
+        o->head_top(o, NULL, NULL, apart, h, x, p->M, 0, p->q);
         assert_true(same_bits(apart, a->extra, p->n_extra));
         assert_int_equal(head_counted(h).rows, a->counts.rows);
     }
+    o->mem_free(o, x);
     o->head_free(o, h);
     o->linear_free(o, w);
 }

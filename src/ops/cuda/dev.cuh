@@ -67,6 +67,8 @@ static inline unsigned blocks_of(int64_t n, int per) { return (unsigned)((n + pe
 
 enum { ALL_LANES = -1 };
 
+static __device__ __forceinline__ float quiet_nan() { return __uint_as_float(0x7fc00000u); }
+
 /* l[j] = l[j] + l[j + 16], then 8, 4, 2, 1 (NUMERICS 2): addition commutes, so every lane ends with l[0]. */
 static __device__ __forceinline__ float tree32(float l) {
 #pragma unroll
@@ -79,12 +81,18 @@ static __device__ __forceinline__ float load_elem(const uint16_t *p, int64_t i) 
     return __uint_as_float((uint32_t)p[i] << 16);
 }
 static __device__ __forceinline__ float load_elem(const __half *p, int64_t i) { return __half2float(p[i]); }
-static __device__ __forceinline__ float load_elem(const uint8_t *p, int64_t i) { return e4m3_to_f32_inline(p[i]); }
+/* E4M3 without branches: the exponent is rebased by a multiplication, which is right for subnormals as well. */
+static __device__ __forceinline__ float load_elem(const uint8_t *p, int64_t i) {
+    const uint32_t c = p[i], mag = c & 0x7f;
+    const float v = __uint_as_float(mag << 20) * 0x1p120f;
+    return __uint_as_float(__float_as_uint(mag == 0x7f ? quiet_nan() : v) | (c & 0x80) << 24);
+}
 
 /* One warp; every lane gets the result. */
 template <typename T, typename U>
 static __device__ __forceinline__ float warp_dot32(const T *a, const U *b, int n) {
     float l = 0;
+#pragma unroll 8
     for (int i = threadIdx.x % 32; i < n; i += 32) l = fmaf(load_elem(a, i), load_elem(b, i), l);
     return tree32(l);
 }
@@ -103,4 +111,3 @@ static __device__ __forceinline__ uint64_t warp_max(uint64_t v) {
     }
     return v;
 }
-static __device__ __forceinline__ float quiet_nan() { return __uint_as_float(0x7fc00000u); }

@@ -3,7 +3,8 @@
 
 #include "ops/cuda/quant.cuh"
 
-bool fast_linear(gpu *g, float *y, int64_t ldy, const float *x, int64_t ldx, const gpu_mat *w, int rows);
+/* add: y += instead of y =. */
+bool fast_nvfp4(gpu *g, float *y, int64_t ldy, const float *x, int64_t ldx, const gpu_mat *w, int rows, bool add);
 bool fast_plain(gpu *g, float *y, int64_t ldy, const float *x, int64_t ldx, const gpu_mat *w, int rows);
 bool fast_moe_in(gpu *g, float *hidden, const float *x, const gpu_experts *ex, const int32_t *idx, int pairs, int k);
 bool fast_moe_down(gpu *g, float *y, const float *hidden, const gpu_experts *ex, const int32_t *idx, const float *wt,

@@ -126,9 +126,24 @@ void gpu_moe_combine(gpu *g, float *x, const float *routed, const float *shared,
 
 /* ---- linear ---- */
 void gpu_linear(gpu *g, float *y, int64_t ldy, const float *x, int64_t ldx, const gpu_mat *w, int rows);
+/* y [rows, N] += x W^T; false: no kernel for this one, nothing was launched (so for all that return bool below). */
+bool gpu_linear_add(gpu *g, float *y, const float *x, const gpu_mat *w, int rows);
+/* y[i] = rmsnorm(x) w[i]^T, i < n. */
+bool gpu_norm_linears(gpu *g, float *const *y, const gpu_mat *const *w, int n, const float *x, const float *norm,
+                      float eps, int rows);
 /* hidden [rows * k, inter] as moe_hidden of ops.h. */
 void gpu_moe(gpu *g, float *y, float *hidden, const float *x, const gpu_experts *ex, const int32_t *idx,
              const float *wt, int rows, int k);
+
+typedef struct gpu_moe_block {
+    const float *norm;
+    float eps;
+    gpu_mat router, shared_gate, gate, up, down;
+    gpu_experts ex;
+    int k;
+} gpu_moe_block;
+/* x += experts and shared expert of rmsnorm(x), router included. */
+bool gpu_moe_all(gpu *g, float *x, const gpu_moe_block *b, int rows);
 
 /* ---- heads ---- */
 /* finite [rows]: is every element of the row of hidden [rows, cols]? */

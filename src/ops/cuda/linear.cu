@@ -19,7 +19,7 @@ static __global__ void linear_kernel(float *y, int64_t ldy, const float *x, int6
 }
 
 void gpu_linear(gpu *g, float *y, int64_t ldy, const float *x, int64_t ldx, const gpu_mat *w, int rows) {
-    if (fast_linear(g, y, ldy, x, ldx, w, rows)) return;
+    if (fast_nvfp4(g, y, ldy, x, ldx, w, rows, false) || fast_plain(g, y, ldy, x, ldx, w, rows)) return;
     launch(g, linear_kernel, dim3(blocks_of(w->rows, ROWS_PER_BLOCK), (unsigned)rows), 32 * WARPS,
            (size_t)act_row_bytes(w->cols, w->act), y, ldy, x, ldx, *w);
 }

@@ -189,7 +189,7 @@ static __global__ void route_kernel(int32_t *idx, float *wt, const float *logits
     }
 }
 void gpu_route(gpu *g, int32_t *idx, float *wt, const float *logits, int rows, int n_experts, int k) {
-    launch(g, route_kernel, dim3((unsigned)rows), 32, (size_t)k * sizeof(int32_t), idx, wt, logits, n_experts, k);
+    launch(g, route_kernel, dim3((unsigned)rows), 32, (size_t)(k + 4) * sizeof(int32_t), idx, wt, logits, n_experts, k);
 }
 
 /* Keys of the k best of one slice of a row, descending; 0 where there are no more. The slices' keys are merged by the same
