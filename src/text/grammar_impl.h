@@ -142,10 +142,12 @@ typedef struct machine {
     uint32_t start;
     uint32_t at;           /* of the closure being made: the work item that is followed */
     bool accept;           /* of the same */
+    bool overflow;         /* a limit was reached: what seems dead need not be */
     uint32_t memo[3][512]; /* of unions */
 } machine;
 
-enum { MACHINE_DEAD = 0, MACHINE_SETS = 1 << 17, MACHINE_CONFIGS = 1 << 15 };
+/* What is remembered at most before it is time to compact; a single walk may take four times that, then m->overflow is set. */
+enum { MACHINE_DEAD = 0, MACHINE_SETS = 1 << 16, MACHINE_CONFIGS = 1 << 13 };
 
 void machine_open(machine *m, const grammar *g);
 void machine_close(machine *m);

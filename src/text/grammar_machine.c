@@ -3,7 +3,7 @@
 
 #include "text/grammar_impl.h"
 
-enum { BOTTOM = UINT32_MAX, SET_TABLE = 1 << 15, CONFIG_TABLE = 1 << 13, WORK_MAX = 1 << 16 };
+enum { BOTTOM = UINT32_MAX, SET_TABLE = 1 << 15, CONFIG_TABLE = 1 << 13, WORK_MAX = 1 << 14 };
 
 static void *grown(void *p, uint32_t *cap, uint32_t need, size_t size) {
     if (need <= *cap) return p;
@@ -81,7 +81,10 @@ static void add(machine *m, uint32_t state, uint32_t count, uint32_t stack) {
             m->at -= i <= m->at; /* may wrap below 0: the loop adds one */
             return;
         }
-    if (m->n_work == WORK_MAX) return;
+    if (m->n_work == WORK_MAX) {
+        m->overflow = true;
+        return;
+    }
     m->work = grown(m->work, &m->cap_work, m->n_work + 1, sizeof *m->work);
     m->work[m->n_work++] = (machine_item){ state, count, stack };
 }
@@ -175,8 +178,8 @@ static uint32_t close_work(machine *m) {
 
 uint32_t machine_step_slow(machine *m, uint32_t config, uint8_t byte) {
     const grammar *g = m->g;
-    if (config == MACHINE_DEAD || m->n_configs >= 4 * MACHINE_CONFIGS || m->n_sets >= 4 * MACHINE_SETS)
-        return MACHINE_DEAD;
+    if (config == MACHINE_DEAD) return MACHINE_DEAD;
+    if (m->n_configs >= 4 * MACHINE_CONFIGS || m->n_sets >= 4 * MACHINE_SETS) return m->overflow = true, MACHINE_DEAD;
     m->n_work = 0;
     for (uint32_t i = 0; i < m->configs[config].n; i++) {
         const machine_item it = m->items[m->configs[config].first + i];

@@ -293,6 +293,9 @@ bool grammar_mask(void *ctx, int choice, const int32_t *ahead, int n, uint64_t *
     const uint64_t *mask = mask_of(r, c);
     uint64_t some = 0;
     for (size_t i = 0; i < r->v->words; i++) some |= allowed[i] = mask[i];
+    if (r->m.overflow)
+        return fail(e, ERR_INPUT, "E-GRAMMAR-SIZE",
+                    "grammar: too many readings at once (make its alternatives differ sooner)");
     if (some) return true;
     return fail(e, ERR_INPUT, "E-GRAMMAR-TOKEN",
                 "grammar: no token of the vocabulary fits (it lacks a single byte, or the request has no stop id)");
