@@ -74,8 +74,8 @@ void grammar_vocab_free(grammar_vocab *v);
 
 /* ---- one request ---- */
 
-/* The states of `choices` answers under one grammar. One thread at a time. Borrows g and v. Memory is bounded (a few MB as a rule, 48 at most;
- * what is remembered beyond that is thrown away and found again). */
+/* The states of `choices` answers under one grammar. One thread at a time. Borrows g and v. Memory is bounded: a few MB as a
+ * rule, 48 at most (what is remembered beyond that is thrown away and found again). */
 typedef struct grammar_run grammar_run;
 /* end_ids: the tokens that may end the answer, and only when it is complete (the stop ids of the request). */
 NODISCARD bool grammar_run_new(grammar_run **out, const grammar *g, const grammar_vocab *v, int choices,
