@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cmd/bench.h"
+#include "cmd/eval.h"
 
 static bench_cell *next_cell(bench_table *t) {
     if (t->at == t->rows * t->n_cols) {
@@ -113,6 +114,8 @@ bool bench_report_write(bench_report *r, const bench_options *o, err *e) {
             buf_printf(&b, "{\"schema\":\"nibble.%s.%s/1\",", r->command, r->what);
         else
             buf_printf(&b, "{\"schema\":\"nibble.bench/1\",\"bench\":\"%s\",", r->what);
+        eval_json_command(&b);
+        buf_byte(&b, ',');
         buf_printf(&b, STR_FMT ",\"notes\":[" STR_FMT "],\"rows\":[", STR_ARG(buf_view(&r->members)),
                    STR_ARG(buf_view(&r->notes)));
         json_rows(&b, &r->table);

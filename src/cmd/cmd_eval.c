@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "cmd/calibration.h"
 
 static const struct {
@@ -20,6 +21,7 @@ static const struct {
     { "accept", "accept length of the draft head by workload, depth and concurrency", eval_accept },
     { "ab", "models or draft heads side by side: the same prompts and seeds, in turn", eval_ab },
     { "load", "a server under load: waiting times, tokens/s, collapse", eval_load },
+    { "card", "a model card of measured results only", eval_card },
 };
 
 static void help(FILE *to) {
@@ -132,6 +134,31 @@ void eval_table_interval(bench_table *t, stat_interval v, int digits) {
     if (!isnan(v.lo)) snprintf(text, sizeof text, "%.*f to %.*f", digits, v.lo, digits, v.hi);
     bench_number(t, v.value);
     bench_text(t, text);
+}
+
+/* argv was cut into pieces on its way here; the system has all of it. */
+void eval_json_command(buf *b) {
+    buf raw = { 0 }, line = { 0 };
+    err none = { 0 };
+    if (!file_read(&raw, "/proc/self/cmdline", 1 << 20, &none)) buf_clear(&raw);
+    for (size_t at = 0; at < raw.n; at += strlen(raw.p + at) + 1) {
+        const char *word = at ? raw.p + at : "nibble";
+        if (at) buf_byte(&line, ' ');
+        const bool plain =
+            *word &&
+            strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%") == strlen(word);
+        if (!plain) buf_byte(&line, '\'');
+        for (const char *c = word; *c; c++)
+            if (*c == '\'')
+                buf_puts(&line, "'\\''");
+            else
+                buf_byte(&line, *c);
+        if (!plain) buf_byte(&line, '\'');
+    }
+    buf_puts(b, "\"command\":");
+    json_write_str(b, buf_view(&line));
+    buf_free(&raw);
+    buf_free(&line);
 }
 
 static const char *act_name(const engine *g) {

@@ -7,7 +7,7 @@
 #include "eval/stat.h"
 #include "eval/workload.h"
 
-cmd_fn eval_kl, eval_ppl, eval_accept, eval_ab, eval_gsm8k, eval_load;
+cmd_fn eval_kl, eval_ppl, eval_accept, eval_ab, eval_gsm8k, eval_load, eval_card;
 
 /* A progress line on a terminal, nothing otherwise; `done` of `total` of what `unit` names. Wiped by eval_progress_end. */
 typedef struct eval_progress {
@@ -34,6 +34,8 @@ NODISCARD bool eval_model_sampling(sampler_params *out, const engine *g, err *e)
 void eval_json_interval(buf *b, const char *key, stat_interval v);
 /* Two cells of a table: the value, and "lo to hi" with so many digits. */
 void eval_table_interval(bench_table *t, stat_interval v, int digits);
+/* The command line as it was typed, quoted for a shell: a member of the JSON object. */
+void eval_json_command(buf *b);
 /* Model, machine, formats: members of the JSON object, without braces; the terminal's first line. */
 void eval_json_model(buf *b, const char *key, const engine *g);
 void eval_describe(char *out, size_t n, const engine *g);

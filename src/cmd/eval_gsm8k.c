@@ -391,6 +391,8 @@ static void print_json(const exam *x, const char *dir, const figures *f, double 
     const options *o = x->o;
     buf b = { 0 };
     buf_puts(&b, "{\"schema\":\"nibble.eval.gsm8k/1\",");
+    eval_json_command(&b);
+    buf_byte(&b, ',');
     if (x->g) {
         eval_json_model(&b, "model", x->g);
     } else {

@@ -267,6 +267,8 @@ static void print_json(const options *o, const char *kind, const engine *g, cons
                        const calib_data *d, const compare_figures *all, const groups *gr, const parts *s) {
     buf b = { 0 };
     buf_printf(&b, "{\"schema\":\"nibble.eval.%s/1\",", kind);
+    eval_json_command(&b);
+    buf_byte(&b, ',');
     eval_json_model(&b, "model", g);
     if (ref && ref->g) {
         buf_byte(&b, ',');

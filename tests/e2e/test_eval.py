@@ -361,3 +361,26 @@ def test_collapse_is_seen(nibble):
 def test_load_without_a_server(nibble, tmp_path):
     assert "E-EVAL-SERVER" in nibble.full("eval", "load", "--url", "http://127.0.0.1:9", exit=4).stderr.decode()
     assert "nibble serve did not start: nibble: E-" in nibble.full("eval", "load", tmp_path, exit=3).stderr.decode()
+
+
+# ---- card
+
+
+def test_card(nibble, tiny, nvfp4, tmp_path):
+    """Figures of the card are those of the results; what was not measured is said; the commands are in it."""
+    for name, args in (("check", ("check", nvfp4)), ("kl", ("eval", "kl", nvfp4, "--against", tiny, "--samples", 3, "--seq", 24)),
+                       ("ab", ("eval", "ab", tiny, nvfp4, "--data", MATH, "--limit", 3, "--no-think"))):
+        (tmp_path / f"{name}.json").write_bytes(nibble(*args, "--json"))
+    results = [x for n in ("check", "kl", "ab") for x in ("--results", tmp_path / f"{n}.json")]
+    card = nibble("eval", "card", nvfp4, "--name", "Tiny", *results).decode()
+    kl = json.loads((tmp_path / "kl.json").read_text())
+    assert card.startswith("# Tiny\n") and "Verdict **sound**" in card and f"mean: {kl['all']['kl_mean'][0]:.5f} " in card
+    assert kl["command"] == f"nibble eval kl {nvfp4} --against {tiny} --samples 3 --seq 24 --json" and kl["command"] in card
+    assert card.count("Not measured.") == 2 and "## Word problems\n\nNot measured." in card and "| experts | NVFP4 | 384 |" in card
+    nibble("eval", "card", nvfp4, *results, "-o", tmp_path / "README.md")
+    assert (tmp_path / "README.md").read_text().splitlines()[1:] == card.splitlines()[1:]
+    (tmp_path / "x.json").write_text('{"schema": "other/1"}')
+    assert "nibble: E-EVAL-RESULTS: " in nibble.full("eval", "card", nvfp4, "--results", tmp_path / "x.json", exit=3).stderr.decode()
+    hostile = {"schema": "nibble.eval.ab/1", "rows": [1, "x", {"arm": 3}, []], "notes": [7, {}], "command": []}
+    (tmp_path / "x.json").write_text(json.dumps(hostile))
+    nibble("eval", "card", nvfp4, "--results", tmp_path / "x.json")
