@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "serve/page.h"
 #include "serve/server_impl.h"
 
@@ -183,6 +182,7 @@ static void write_engine_info(buf *b, const server *s) {
     json_write_double(b, l.rounds ? (double)(l.accepted + l.rounds) / (double)l.rounds : 0);
     buf_puts(b, ",\"sampling_defaults\":");
     write_sampling(b, &s->model.defaults);
+    server_write_formats(b, s);
 }
 
 static void get_server_info(server *s, http_call *c) {
@@ -250,18 +250,4 @@ bool admin_request(server *s, http_call *c, str path) {
     if (!str_starts(path, prefix) || !admin_authorized(s, c)) return false;
     get_model(s, c, str_skip(path, prefix.n));
     return true;
-}
-
-/* ---- the start page ---- */
-
-void admin_start_page(server *s) {
-    const engine *g = s->g;
-    char plan[400];
-    memory_plan_text(plan, sizeof plan, &g->plan);
-    log_say("N-SERVE-MODEL", "%s: %s; context %d, %d sequences, KV cache %s, drafts per round %d (%s, %d threads)",
-            s->name, plan, s->model.ctx, g->st.slots, dtype_name(g->kv_type), g->n.has_mtp ? s->o->loop.depth : 0,
-            g->o->isa, g->o->threads);
-    const bool v6 = strchr(s->o->host, ':') != NULL;
-    fprintf(stderr, "ready http://%s%s%s:%d\n", v6 ? "[" : "", s->o->host, v6 ? "]" : "", http_port(s->h));
-    fflush(stderr);
 }

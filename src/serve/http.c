@@ -231,6 +231,9 @@ static void on_request(struct evhttp_request *req, void *arg) {
     evhttp_connection_set_closecb(conn, on_connection_closed, c);
     evhttp_request_set_on_complete_cb(req, on_reply_complete, c);
     stop_reading(c);
+    const double w = h->limits.write_seconds;
+    const struct timeval wait = { (time_t)w, (suseconds_t)((w - (double)(time_t)w) * 1e6) };
+    bufferevent_set_timeouts(g->bev, NULL, &wait);
     const evutil_socket_t fd = bufferevent_getfd(g->bev);
     c->hup = event_new(h->base, fd, EV_CLOSED, on_half_close, c);
     c->probe = event_new(h->base, -1, 0, on_probe, c);
@@ -404,7 +407,7 @@ bool http_open(http **out, struct event_base *base, const char *host, int port, 
     evhttp_set_allowed_methods(h->ev, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_HEAD | EVHTTP_REQ_PUT |
                                           EVHTTP_REQ_DELETE | EVHTTP_REQ_OPTIONS | EVHTTP_REQ_PATCH);
     evhttp_set_default_content_type(h->ev, NULL);
-    evhttp_set_timeout(h->ev, (int)l->write_seconds);
+    evhttp_set_timeout(h->ev, (int)(l->idle_seconds + l->header_seconds));
     evhttp_set_bevcb(h->ev, new_connection, h);
     evhttp_set_gencb(h->ev, on_request, h);
     h->bound = evhttp_bind_listener(h->ev, h->listener);

@@ -273,7 +273,7 @@ static void on_loaded(void *ctx) {
     s->last_progress = clock_seconds();
     fill_model(s);
     s->state = SERVER_READY;
-    admin_start_page(s);
+    server_start_page(s);
 }
 
 static void *loader_run(void *arg) {
@@ -281,7 +281,8 @@ static void *loader_run(void *arg) {
     const serve_options *o = s->o;
     if (engine_open(&s->g, o->dir, &o->engine, &s->fault) && o->defaults(o->ctx, &s->model.defaults, s->g, &s->fault) &&
         grammar_vocab_new(&s->vocab, s->g->tok, s->g->n.real_vocab, &s->fault) &&
-        loop_open(&s->l, s->g, &o->loop, &s->fault) && loop_start(s->l, &s->fault)) {
+        server_self_test(s->g, o->loop.depth, &s->fault) && loop_open(&s->l, s->g, &o->loop, &s->fault) &&
+        loop_start(s->l, &s->fault)) {
     }
     job_bridge_post(s->bridge, on_loaded, s);
     return NULL;

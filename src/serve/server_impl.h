@@ -54,11 +54,17 @@ bool server_engine_alive(server *s);
 
 /* admin.c: answers of GET endpoints; false when the path is none of them. */
 bool admin_request(server *s, http_call *c, str path);
-/* What was loaded, on standard error, and `ready http://...`. */
-void admin_start_page(server *s);
 void admin_preflight(server *s, http_call *c);
 void admin_cors(server *s, http_call *c);
 bool admin_authorized(server *s, http_call *c);
+
+/* start.c: the same few tokens with drafts and without, on an engine that nobody uses yet. Errors: E-SERVE-SELFTEST, those
+ * of a session. */
+NODISCARD bool server_self_test(engine *g, int depth, err *e);
+/* What was loaded, on standard error, and `ready http://...`. */
+void server_start_page(server *s);
+/* `,"formats":{...},"kv_scales":{...}` */
+void server_write_formats(buf *b, const server *s);
 
 /* log.c: one line of the access log. */
 void access_log(server *s, http_call *call, const chat *c);

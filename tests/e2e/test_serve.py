@@ -44,6 +44,7 @@ def test_admin(server):
     assert status == 404 and refused(out, code="model_not_found")
     info = server.get("/server_info")[2]
     assert info["state"] == "ready" and info["sequences"] == 4 and info["context"] == 4096
+    assert info["formats"]["experts"]["format"] == "BF16" and info["kv_scales"] == {}
     assert info["sampling_defaults"]["temperature"] == 1 and info["sampling_defaults"]["top_k"] == 20
     assert server.get("/nothing")[0] == 404 and server.request("POST", "/nothing", {})[0] == 404
     status, h, out = server.request("GET", CHAT)
@@ -391,6 +392,31 @@ def test_slow_reader_does_not_stall_others(server):
     for s in slow:
         s.close()
     server.wait_metric("vllm:num_requests_running", 0)
+
+
+def test_silence_and_deaf_clients(nibble, tiny):
+    """A stream that waits for a slot gets comments; a client that never reads is cut off and loses its slot."""
+    s = Server(nibble, tiny, "--max-seqs", 1, "--spec", 0, "-t", 1, "--write-timeout", 1)
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect(("127.0.0.1", s.port))
+    data = json.dumps({"messages": USER, "ignore_eos": True, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
+    deaf.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    s.wait_metric("vllm:num_requests_running", 1)
+    long = [s.open_stream({"messages": USER, "ignore_eos": True}) for _ in range(2)]
+    waiting = s.open_stream({"messages": USER, "stream": True, "max_tokens": 1})
+    got = b""
+    while b": keep-alive\n\n" not in got:
+        got += waiting.recv(4096)
+    assert got.count(b"data: ") == 1 and b'"role":"assistant"' in got
+    end = time.time() + 60
+    while s.metric("nibble_requests_cancelled_total") < 1:
+        assert time.time() < end
+        time.sleep(0.05)
+    for c in (deaf, waiting, *long):
+        c.close()
+    s.wait_metric("nibble_requests_cancelled_total", 4)
+    s.close()
 
 
 # ---- access, overload, ends ----

@@ -1,0 +1,126 @@
+/* Between loading and serving: a self-test, and the page that says what was loaded. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "model/census.h"
+#include "serve/server_impl.h"
+
+/* ---- the self-test: the same greedy tokens with drafts and without ---- */
+
+enum { TEST_TOKENS = 4 };
+
+typedef struct tokens {
+    int32_t v[TEST_TOKENS];
+    int n;
+} tokens;
+
+static bool on_token(void *ctx, int32_t id, double logprob, const int32_t *top_ids, const double *top_logprobs) {
+    tokens *t = ctx;
+    (void)logprob, (void)top_ids, (void)top_logprobs;
+    t->v[t->n++] = id;
+    return t->n < TEST_TOKENS;
+}
+
+static bool answer(engine *g, const id_list *prompt, int depth, tokens *t, err *e) {
+    session s = { 0 };
+    gen_result r;
+    const gen_options o = { .max_tokens = TEST_TOKENS, .depth = depth, .on_token = on_token, .ctx = t };
+    const bool ok = session_open(&s, g, depth > 0, e) && session_set(&s, prompt->v, (int)prompt->n, e) &&
+                    session_generate(&s, &o, &r, e);
+    session_close(&s);
+    return ok;
+}
+
+bool server_self_test(engine *g, int depth, err *e) {
+    id_list prompt = { 0 };
+    tokens with = { .n = 0 }, without = { .n = 0 };
+    bool ok = tokenizer_encode(g->tok, &prompt, STR("The answer to this question is"), NULL, e);
+    if ((int)prompt.n + TEST_TOKENS >= g->st.capacity) prompt.n = 1; /* a context too small to test more in */
+    ok = ok && answer(g, &prompt, 0, &without, e) &&
+         answer(g, &prompt, g->n.has_mtp ? depth : 0, &with, e);
+    if (ok && (with.n != without.n || memcmp(with.v, without.v, (size_t)with.n * sizeof *with.v) != 0))
+        ok = fail(e, ERR_MACHINE, "E-SERVE-SELFTEST",
+                  "self-test: other tokens with drafts than without (broken memory or a bug; --spec 0 does without drafts)");
+    ids_free(&prompt);
+    return ok;
+}
+
+/* ---- formats ---- */
+
+static void add_formats(buf *b, const census *k, bool as_json) {
+    for (int i = 0, n = 0; i <= WC_COUNT; i++) {
+        const census_class *c = &k->of[i];
+        if (!c->tensors) continue;
+        buf format = { 0 };
+        census_format_text(&format, c);
+        if (as_json)
+            buf_printf(b, "%s\"%s\":{\"format\":\"%s\",\"bytes\":%lld}", n++ ? "," : "",
+                       weight_class_name((weight_class)i), format.p, (long long)c->bytes);
+        else
+            buf_printf(b, "%s%s %s", n++ ? ", " : "", weight_class_name((weight_class)i), format.p);
+        buf_free(&format);
+    }
+}
+
+static void add_scale(buf *b, bool has, float v) {
+    if (has)
+        json_write_double(b, (double)v);
+    else
+        buf_puts(b, "null");
+}
+
+static void add_kv_scales(buf *b, const census *k, int layers) {
+    bool any = false;
+    for (int i = 0; i < layers; i++) {
+        const kv_scale *s = &k->kv[i];
+        if (!s->has_k && !s->has_v) continue;
+        buf_printf(b, "%s\"%d\":[", any ? "," : "", i);
+        add_scale(b, s->has_k, s->k);
+        buf_byte(b, ',');
+        add_scale(b, s->has_v, s->v);
+        buf_byte(b, ']');
+        any = true;
+    }
+}
+
+void server_write_formats(buf *b, const server *s) {
+    census *k = xcalloc(1, sizeof *k);
+    census_take(k, &s->g->files, &s->g->config);
+    buf_puts(b, ",\"formats\":{");
+    add_formats(b, k, true);
+    buf_puts(b, "},\"kv_scales\":{");
+    add_kv_scales(b, k, s->g->config.layers);
+    buf_byte(b, '}');
+    free(k);
+}
+
+/* ---- the page ---- */
+
+void server_start_page(server *s) {
+    const engine *g = s->g;
+    const sampler_params *p = &s->model.defaults;
+    char plan[400];
+    buf formats = { 0 }, scales = { 0 };
+    census *k = xcalloc(1, sizeof *k);
+    census_take(k, &g->files, &g->config);
+    add_formats(&formats, k, false);
+    add_kv_scales(&scales, k, g->config.layers);
+    memory_plan_text(plan, sizeof plan, &g->plan);
+    log_say("N-SERVE-MODEL", "%s: loaded in %.1f s from %s", s->name, s->load_seconds, s->o->dir);
+    log_say("N-SERVE-MODEL", "weights: %s", formats.p);
+    log_say("N-SERVE-MODEL", "KV cache: %s, %d sequences of %d tokens, scales by layer [k,v]: %s", dtype_name(g->kv_type),
+            g->st.slots, s->model.ctx, scales.n ? scales.p : "none");
+    log_say("N-SERVE-MODEL", "memory: %s", plan);
+    log_say("N-SERVE-MODEL", "drafts: %s%d per round at most; self-test passed; %s, %d threads",
+            g->n.has_mtp ? "" : "no draft head, ", g->n.has_mtp ? s->o->loop.depth : 0, g->o->isa, g->o->threads);
+    log_say("N-SERVE-MODEL", "defaults: temperature %g, top_k %d, top_p %g, min_p %g; access: %d keys%s", p->temperature, p->top_k,
+            p->top_p, p->min_p, s->o->api_keys.n, s->o->api_keys.n ? "" : " (open)");
+    const bool v6 = strchr(s->o->host, ':') != NULL;
+    fprintf(stderr, "ready http://%s%s%s:%d\n", v6 ? "[" : "", s->o->host, v6 ? "]" : "", http_port(s->h));
+    fflush(stderr);
+    free(k);
+    buf_free(&formats);
+    buf_free(&scales);
+}
