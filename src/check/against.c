@@ -239,14 +239,12 @@ static void share(void *ctx, int thread, int threads) {
 
 /* ---- which rule made the scale ---- */
 
-static bool same(float a, float b) { return memcmp(&a, &b, 4) == 0; }
-
 static bool try_scale(mate *m, const linear *l, float amax, quant_algorithm how) {
     const float cuda = l->format == LIN_FP8 ? fp8_scale(amax, ARITH_CUDA) : quant_scale_2(how, amax, ARITH_CUDA),
                 cpu = l->format == LIN_FP8 ? fp8_scale(amax, ARITH_CPU) : quant_scale_2(how, amax, ARITH_CPU);
-    if (!same(l->scale_2, cuda) && !same(l->scale_2, cpu)) return false;
+    if (!same_scale(l->scale_2, cuda) && !same_scale(l->scale_2, cpu)) return false;
     m->algorithm = how;
-    m->made = same(cuda, cpu) ? MADE_BOTH : same(l->scale_2, cuda) ? MADE_CUDA : MADE_CPU;
+    m->made = same_scale(cuda, cpu) ? MADE_BOTH : same_scale(l->scale_2, cuda) ? MADE_CUDA : MADE_CPU;
     return true;
 }
 

@@ -246,11 +246,10 @@ static void check_pair(check_view *v, const linear *a, const linear *b) {
             finding_add(v->found, "C-SCALE-GROUP", "format", b->name,
                         "%s, but " STR_FMT ", which reads the same input, is %s", lin_format_names[b->format],
                         STR_ARG(a->name), lin_format_names[a->format]);
-    } else if (a->format == LIN_NVFP4 && a->has_scale_2 && b->has_scale_2 && memcmp(&a->scale_2, &b->scale_2, 4) != 0) {
+    } else if (a->format == LIN_NVFP4 && a->has_scale_2 && b->has_scale_2 && !same_scale(a->scale_2, b->scale_2)) {
         finding_add(v->found, "C-SCALE-GROUP", "weight_scale_2", b->name, "weight_scale_2 %g, but " STR_FMT " has %g",
                     (double)b->scale_2, STR_ARG(a->name), (double)a->scale_2);
-    } else if (a->format == LIN_NVFP4 && a->has_input && b->has_input &&
-               memcmp(&a->input_scale, &b->input_scale, 4) != 0) {
+    } else if (a->format == LIN_NVFP4 && a->has_input && b->has_input && !same_scale(a->input_scale, b->input_scale)) {
         finding_add(v->found, "C-SCALE-GROUP", "input_scale", b->name, "input_scale %g, but " STR_FMT " has %g",
                     (double)b->input_scale, STR_ARG(a->name), (double)a->input_scale);
     }

@@ -186,7 +186,7 @@ static int facts_of(const check_view *v) {
         const linear *a = &v->linears[i], *b = a + 1;
         f |= linear_facts(v, a, mixed);
         if (i + 1 < v->n_linears && a->family == QM_EXPERTS && a->fusion >= 0 && b->fusion == a->fusion &&
-            a->has_scale_2 && b->has_scale_2 && memcmp(&a->scale_2, &b->scale_2, 4) != 0)
+            a->has_scale_2 && b->has_scale_2 && !same_scale(a->scale_2, b->scale_2))
             f |= HAS_UP_SCALE;
     }
     for (int i = 0; i <= CONFIG_MAX_LAYERS; i++)

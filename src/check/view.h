@@ -56,6 +56,9 @@ typedef struct check_view {
     } kv[CONFIG_MAX_LAYERS + 1]; /* the last: draft head */
 } check_view;
 
+/* Two scales are the same when their values are; NaN is the same as NaN. */
+static inline bool same_scale(float a, float b) { return a == b || (a != a && b != b); }
+
 /* Open what can be opened and look at the folder: C-FILE-*, C-INDEX-*, C-SIDE-*, C-CONFIG-*. Fails only when there is no such
  * folder. Errors: E-CKPT-DIR. */
 NODISCARD bool view_open(check_view *v, const char *dir, findings *found, err *e);
