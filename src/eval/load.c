@@ -51,9 +51,9 @@ static void on_event(void *ctx, str data) {
     } else {
         const json *choices = json_get(v, "choices"), *usage = json_get(v, "usage"), *error = json_get(v, "error");
         const json *delta = json_is(choices, JSON_ARRAY) && choices->n ? json_get(&choices->u.items[0], "delta") : NULL;
-        const bool text = add_text(&s->res->text, delta, "reasoning_content") |
-                          add_text(&s->res->text, delta, "content") |
-                          json_is(json_get(delta, "tool_calls"), JSON_ARRAY);
+        const bool thought = add_text(&s->res->text, delta, "reasoning_content"),
+                   said = add_text(&s->res->text, delta, "content"),
+                   text = thought || said || json_is(json_get(delta, "tool_calls"), JSON_ARRAY);
         if (text) {
             const double now = clock_seconds();
             load_result *r = s->res;
