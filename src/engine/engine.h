@@ -49,6 +49,7 @@ typedef struct engine {
     tokenizer *tok;      /* NULL when the directory has none */
     chat_template *tmpl; /* NULL when there is none */
     int chunk;
+    act_mode act;
     dtype kv_type;      /* of the trunk's caches */
     float *host_logits; /* [scratch head_rows, real_vocab] */
     uint8_t *slot_used; /* [slots] */
@@ -160,6 +161,10 @@ typedef struct loop_options {
     bool
         fixed_depth; /* always that many; else as many as the measured acceptance and seconds per step make worthwhile */
     int max_queue;   /* choices that may wait for a slot; 0 = 1024 */
+    /* A folder that takes the prefix cache's entries when they go for room or the loop is closed, and gives them back, also
+     * to a later process with the same model and settings; at most so many bytes, 0 = 16 GB. NULL: none */
+    const char *prefix_dir;
+    int64_t prefix_dir_bytes;
     int prefix_every; /* with a prefix cache (engine_options): tokens between states kept of a long prompt; 0 = 4096 */
 } loop_options;
 
@@ -197,7 +202,8 @@ typedef struct loop_stats {
     /* The prefix cache: prompts that took up an entry, and the tokens saved; entries, their bytes; entries left so far, gone
      * for room, gone because their sequence came out not finite. */
     int64_t prefix_hits, prefix_tokens, prefix_entries, prefix_bytes, prefix_made, prefix_evicted, prefix_forgotten;
-    int64_t rounds, drafted, accepted; /* a draft that is not accepted is a wasted row */
+    int64_t prefix_files, prefix_file_bytes, prefix_loaded; /* in the folder; read from it so far */
+    int64_t rounds, drafted, accepted;                      /* a draft that is not accepted is a wasted row */
     int64_t drafted_at[ENGINE_MAX_DRAFT], accepted_at[ENGINE_MAX_DRAFT];
     int64_t depth_steps[ENGINE_MAX_DRAFT + 1]; /* passes with generating sequences, by drafts per round */
     double step_seconds;                       /* in steps that did something */

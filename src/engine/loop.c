@@ -4,9 +4,12 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "engine/identity.h"
 #include "engine/loop_impl.h"
 
 enum { DEFAULT_QUEUE = 1024, DEFAULT_EVERY = 4096 };
+
+static const int64_t DEFAULT_DIR_BYTES = 16000000000;
 
 static bool device_rows(loop *l, float **out, int64_t rows, err *e) {
     void *p = NULL;
@@ -59,7 +62,14 @@ static bool open_buffers(loop *l, err *e) {
 static bool open_prefix(loop *l, err *e) {
     engine *g = l->g;
     const int spare = g->st.pages.slots - g->st.slots;
-    return spare == 0 || prefix_open(&l->prefix, &g->st, spare, g->prefix_pages, e);
+    if (spare == 0) return true;
+    if (!prefix_open(&l->prefix, &g->st, spare, g->prefix_pages, e)) return false;
+    if (!l->opt.prefix_dir) return true;
+    prefix_disk *d;
+    const int64_t most = l->opt.prefix_dir_bytes > 0 ? l->opt.prefix_dir_bytes : DEFAULT_DIR_BYTES;
+    if (!prefix_disk_open(&d, l->opt.prefix_dir, engine_identity(g, l->opt.depth > 0), e)) return false;
+    prefix_use_disk(l->prefix, d, most);
+    return true;
 }
 
 bool loop_open(loop **out, engine *g, const loop_options *opt, err *e) {
@@ -141,6 +151,9 @@ static void publish(loop *l) {
         l->counts.prefix_made = c.made;
         l->counts.prefix_evicted = c.evicted;
         l->counts.prefix_forgotten = c.forgotten;
+        l->counts.prefix_files = c.files;
+        l->counts.prefix_file_bytes = c.file_bytes;
+        l->counts.prefix_loaded = c.loaded;
     }
     pthread_mutex_lock(&l->lock);
     l->published = l->counts;

@@ -9,6 +9,7 @@
 #ifndef NIBBLE_PREFIX_H
 #define NIBBLE_PREFIX_H
 
+#include "engine/prefix_disk.h"
 #include "engine/state.h"
 
 typedef struct prefix prefix;
@@ -16,11 +17,16 @@ typedef struct prefix_entry prefix_entry; /* valid until something is put, evict
 
 typedef struct prefix_counts {
     int entries, pages; /* pages: that an entry holds */
-    int64_t made, evicted, forgotten;
+    int64_t made, evicted, forgotten, loaded;
+    int files;
+    int64_t file_bytes;
 } prefix_counts;
 
 /* Over the spare slots of *st, for at most `pages` pages of its pool. Error: E-MACHINE-MEMORY. */
 NODISCARD bool prefix_open(prefix **out, seq_state *st, int spare, int pages, err *e);
+/* Entries that go for room are from now on kept in a folder, at most so many bytes, and found there again. Takes d over. */
+void prefix_use_disk(prefix *p, prefix_disk *d, int64_t most_bytes);
+/* Entries go to the folder, if there is one. */
 void prefix_close(prefix *p);
 /* The deepest entry of at most n tokens that are tokens[0..), or NULL. *shared (may be NULL): how many tokens are also the
  * beginning of some entry. */
@@ -28,6 +34,10 @@ prefix_entry *prefix_find(prefix *p, int *shared, const int32_t *tokens, int n);
 int prefix_length(const prefix_entry *x);
 /* Its spare slot. */
 int prefix_slot(const prefix *p, const prefix_entry *x);
+/* An entry that is only in a file comes into memory, for which others may go. False: it is gone, or there is no room. */
+NODISCARD bool prefix_load(prefix *p, prefix_entry *x);
+/* Pages that loading takes; 0 when it is in memory. */
+int prefix_load_pages(const prefix_entry *x);
 /* Running slot dst, any pages of which go, becomes the entry; hidden [H] gets its row. False, dst without pages, when too
  * few are unused. */
 NODISCARD bool prefix_restore(prefix *p, prefix_entry *x, int dst, float *hidden);

@@ -27,7 +27,7 @@ static int unused(const loop *l) {
 static bool room_beside(loop *l, int n, const prefix_entry *x) {
     const int have = unused(l);
     if (have >= n) return true;
-    const int but = x ? prefix_slot(l->prefix, x) : -1;
+    const int but = x && prefix_load_pages(x) == 0 ? prefix_slot(l->prefix, x) : -1;
     if (!l->prefix || have + kv_pages_only_kept(&l->g->st.pages, but) < n) return false;
     while (unused(l) < n)
         if (!prefix_evict(l->prefix, x)) return false;
@@ -60,6 +60,8 @@ static bool take_up(loop *l, seq *s, int positions, int spare) {
     s->tried = prefix_version(l->prefix);
     s->branch = x && shared - prefix_length(x) < LEAST_BRANCH ? 0 : shared;
     if (!x) return false;
+    const int load = prefix_load_pages(x);
+    if (load > 0 && !(room_beside(l, load, x) && prefix_load(l->prefix, x))) return false;
     const int length = prefix_length(x), held = kv_pages_for(length) - prefix_restore_pages(l->prefix, x);
     if (!room_beside(l, kv_pages_for(positions) - held + spare, x)) return false;
     s->keep_pos = length - 1;
@@ -108,6 +110,7 @@ int reuse_stop(const loop *l, const seq *s) {
 }
 
 static void leave(loop *l, seq *s, int length) {
+    if (!reuse_room(l, state_copy_pages(&l->g->st, length, length - 1))) return;
     if (!prefix_put(l->prefix, s->tokens, length, slot_of(l, s), kept(l, s, length - 1))) return;
     if (s->first_entry == 0 || length < s->first_entry) s->first_entry = length;
 }

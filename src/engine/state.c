@@ -139,13 +139,48 @@ static bool copy_pages(seq_state *s, int dst, int src, int positions, int mtp_po
     return true;
 }
 
+static int64_t window_floats(const ops_conv *c) { return (int64_t)(c->taps - 1) * c->channels; }
+
+static int64_t state_floats(const ops_gdn *g) { return (int64_t)g->v_heads * g->k_dim * g->v_dim; }
+
+static size_t kv_row_bytes(const ops_kv *kv) { return (size_t)(kv->kv_heads * kv->dim * dtype_bytes(kv->type)); }
+
+void state_visit(const seq_state *s, int slot, int positions, void (*see)(void *ctx, void *device, size_t bytes),
+                 void *ctx) {
+    const model_config *c = s->n->c;
+    for (int i = 0; i < c->gdn_layers; i++) {
+        const int64_t window = window_floats(&s->conv[i]), state = state_floats(&s->gdn[i]);
+        see(ctx, s->conv[i].window + slot * window, (size_t)window * sizeof(float));
+        see(ctx, s->gdn[i].state + slot * state, (size_t)state * sizeof(float));
+    }
+    for (int k = 0; k < c->attn_layers + (s->mtp_kv.k != NULL); k++) {
+        const ops_kv *kv = k < c->attn_layers ? &s->kv[k] : &s->mtp_kv;
+        for (int p = 0; p < positions; p += OPS_KV_PAGE) {
+            const int64_t at = kv_page(&s->pages, slot, p / OPS_KV_PAGE) * (int64_t)(OPS_KV_PAGE * kv_row_bytes(kv));
+            const size_t bytes = (size_t)min_i64(OPS_KV_PAGE, positions - p) * kv_row_bytes(kv);
+            see(ctx, (char *)kv->k + at, bytes);
+            see(ctx, (char *)kv->v + at, bytes);
+        }
+    }
+}
+
+int64_t state_visit_bytes(const seq_state *s, int positions) {
+    const model_config *c = s->n->c;
+    int64_t bytes = 0;
+    for (int i = 0; i < c->gdn_layers; i++)
+        bytes += (window_floats(&s->conv[i]) + state_floats(&s->gdn[i])) * (int64_t)sizeof(float);
+    for (int k = 0; k < c->attn_layers + (s->mtp_kv.k != NULL); k++)
+        bytes += 2 * positions * (int64_t)kv_row_bytes(k < c->attn_layers ? &s->kv[k] : &s->mtp_kv);
+    return bytes;
+}
+
 bool state_copy(seq_state *s, int dst, int src, int positions, int mtp_positions) {
     ops *o = s->n->o;
     if (!copy_pages(s, dst, src, positions, mtp_positions)) return false;
     for (int i = 0; i < s->n->c->gdn_layers; i++) {
         const ops_conv *w = &s->conv[i];
         const ops_gdn *g = &s->gdn[i];
-        const int64_t window = (int64_t)(w->taps - 1) * w->channels, heads = (int64_t)g->v_heads * g->k_dim * g->v_dim;
+        const int64_t window = window_floats(w), heads = state_floats(g);
         o->copy(o, w->window + dst * window, w->window + src * window, (size_t)window * sizeof(float));
         o->copy(o, g->state + dst * heads, g->state + src * heads, (size_t)heads * sizeof(float));
     }

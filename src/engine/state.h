@@ -43,6 +43,11 @@ NODISCARD bool state_copy(seq_state *s, int dst, int src, int positions, int mtp
 int state_copy_pages(const seq_state *s, int positions, int mtp_positions);
 /* Apply the first `rows` pending rows of a slot to its GDN states and conv windows; the others are dropped. */
 void state_commit(seq_state *s, int slot, int rows);
+/* Visit the memory of a slot's first `positions` positions in a fixed order: GDN states and conv windows, then KV. */
+void state_visit(const seq_state *s, int slot, int positions, void (*see)(void *ctx, void *device, size_t bytes),
+                 void *ctx);
+/* Bytes that it visits. */
+int64_t state_visit_bytes(const seq_state *s, int positions);
 /* Make the rotary table cover positions [0, upto). */
 void state_cover(seq_state *s, int upto);
 /* Bytes that state_open reserves. */

@@ -1,6 +1,11 @@
 /* A prefix cache changes speed, not bytes: conversations that go on, branch and repeat, served together, with room for
  * everything, for little, and with so few pages that sequences are preempted; each request yields the tokens and
  * log-probabilities that it would get alone, and its drafts fare as without a cache. The seed is printed; SEED=n takes another. */
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lib/scratch.h"
 #include "lib/toytok.h"
 #include "support.h"
 
@@ -138,7 +143,9 @@ typedef struct scenario {
     int slots, chunk, threads, depth, every;
     int states, pages, kv_pages; /* kv_pages 0: full contexts */
     kv_mode kv;
-    bool together; /* all arrive at once */
+    bool together;   /* all arrive at once */
+    const char *dir; /* NULL: entries that go are lost */
+    int64_t dir_bytes;
 } scenario;
 
 static engine *open_scenario(const scenario *x) {
@@ -160,8 +167,12 @@ static loop_stats run_scenario(const scenario *x, turn *all, int n, rnd *r) {
     err e = { 0 };
     loop *l;
     engine *g = open_scenario(x);
-    OK(loop_open(&l, g, &(loop_options){ .depth = x->depth, .fixed_depth = rnd_below(r, 2), .prefix_every = x->every },
-                 &e));
+    const loop_options o = { .depth = x->depth,
+                             .fixed_depth = rnd_below(r, 2),
+                             .prefix_every = x->every,
+                             .prefix_dir = x->dir,
+                             .prefix_dir_bytes = x->dir_bytes };
+    OK(loop_open(&l, g, &o, &e));
     for (int i = 0; i < n; i++) {
         submit(l, &all[i]);
         for (uint32_t k = rnd_below(r, 12); k > 0 && !x->together; k--) loop_step(l);
@@ -182,12 +193,12 @@ static loop_stats run_scenario(const scenario *x, turn *all, int n, rnd *r) {
 static void test_conversations(void **state) {
     (void)state;
     static const scenario all[] = {
-        { "no cache", 4, 64, 1, 2, 0, 0, 0, 0, KV_CACHE_F32, false },
-        { "room for all", 4, 64, 2, 3, 100, 200, 2000, 0, KV_CACHE_F32, false },
-        { "few states", 3, 32, 1, 0, 64, 3, 2000, 0, KV_CACHE_F32, false },
-        { "few pages", 4, 48, 2, 1, 70, 50, 9, 0, KV_CACHE_F32, false },
-        { "few pages for all", 6, 64, 1, 2, 128, 20, 4, 9, KV_CACHE_F32, false },
-        { "one context", 5, 16, 2, 3, 1, 6, 3, 8, KV_CACHE_F32, false },
+        { "no cache", 4, 64, 1, 2, 0, 0, 0, 0, KV_CACHE_F32, false, NULL, 0 },
+        { "room for all", 4, 64, 2, 3, 100, 200, 2000, 0, KV_CACHE_F32, false, NULL, 0 },
+        { "few states", 3, 32, 1, 0, 64, 3, 2000, 0, KV_CACHE_F32, false, NULL, 0 },
+        { "few pages", 4, 48, 2, 1, 70, 50, 9, 0, KV_CACHE_F32, false, NULL, 0 },
+        { "few pages for all", 6, 64, 1, 2, 128, 20, 4, 9, KV_CACHE_F32, false, NULL, 0 },
+        { "one context", 5, 16, 2, 3, 1, 6, 3, 8, KV_CACHE_F32, false, NULL, 0 },
     };
     rnd r = rnd_open(seed);
     turn *t = calloc(MOST_TURNS, sizeof *t);
@@ -203,6 +214,101 @@ static void test_conversations(void **state) {
         if (all[i].states > 0 && all[i].states < 60) assert_true(s.prefix_evicted > 0);
     }
     free(t);
+}
+
+static int warned;
+
+static void count_warning(void *ctx, const char *id, const char *line) {
+    (void)ctx, (void)line;
+    warned += strcmp(id, "W-PREFIX-FILE") == 0;
+}
+
+/* Do something to every file of a folder; returns how many there are. */
+static int each_file(const char *dir, void (*change)(const char *path, int at)) {
+    char *paths[500];
+    int n = 0;
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    for (struct dirent *entry; (entry = readdir(d));)
+        if (entry->d_name[0] != '.' && n < 500) paths[n++] = path_join(dir, entry->d_name);
+    closedir(d);
+    for (int i = 0; i < n; i++) {
+        if (change) change(paths[i], i);
+        free(paths[i]);
+    }
+    return n;
+}
+
+/* A byte of the head, of the tokens or of the payload, or the end. */
+static void damage(const char *path, int at) {
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    const long where[] = { 20, 66, st.st_size / 2, st.st_size - 1 };
+    if (at % 5 == 4) {
+        assert_int_equal(truncate(path, st.st_size - 1), 0);
+        return;
+    }
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    fseek(f, where[at % 5], SEEK_SET);
+    const int c = fgetc(f);
+    fseek(f, where[at % 5], SEEK_SET);
+    fputc(c ^ 0x10, f);
+    fclose(f);
+}
+
+/* Entries that went for room come back from the folder, in the same process and in the next; what is damaged does no harm. */
+static void test_disk(void **state) {
+    (void)state;
+    enum { N = 14 };
+    char *folder = scratch_new(), *dir = scratch_path(folder, "prefix");
+    scenario x = { "disk", 3, 64, 2, 2, 100, 2, 40, 0, KV_CACHE_F32, false, dir, 0 };
+    rnd r = rnd_open(seed + 9);
+    turn *t = calloc(N, sizeof *t);
+    engine *one = open_scenario(&(scenario){ .slots = 1 });
+    for (int i = 0; i < N; i++) make_turn(&t[i], t, i, &r), run_alone(one, &t[i], 0);
+    engine_close(one);
+    warned = 0;
+    log_set_sink(count_warning, NULL);
+    loop_stats s = run_scenario(&x, t, N, &r);
+    assert_true(s.prefix_files > 4 && s.prefix_hits > 0);
+    s = run_scenario(&x, t, N, &r);
+    assert_true(s.prefix_loaded > 2);
+    assert_true(s.prefix_hits >= N / 2);
+    assert_int_equal(warned, 0);
+    const int files = each_file(dir, damage);
+    assert_true(files > 4);
+    x.slots = 2; /* no part of what a state depends on */
+    (void)run_scenario(&x, t, N, &r);
+    assert_true(warned > files / 2); /* the payload only of those that are asked for */
+    /* Another kind of cache is another model: it leaves the files alone, and finds none. */
+    const int before = each_file(dir, NULL);
+    warned = 0;
+    x.kv = KV_CACHE_BF16;
+    err e = { 0 };
+    loop *l;
+    engine *g = open_scenario(&x);
+    OK(loop_open(&l, g, &(loop_options){ .depth = 2, .prefix_dir = dir }, &e));
+    loop_step(l);
+    assert_int_equal(loop_counted(l).prefix_files, 0);
+    loop_close(l);
+    engine_close(g);
+    assert_int_equal(each_file(dir, NULL), before);
+    /* A small folder. */
+    x.kv = KV_CACHE_F32;
+    x.dir_bytes = 400000;
+    s = run_scenario(&x, t, N, &r);
+    assert_true(s.prefix_file_bytes <= x.dir_bytes);
+    assert_int_equal(warned, 0);
+    /* Not a folder. */
+    g = open_scenario(&x);
+    assert_false(loop_open(&l, g, &(loop_options){ .depth = 2, .prefix_dir = TINY "/config.json" }, &e));
+    assert_string_equal(e.id, "E-PREFIX-DIR");
+    engine_close(g);
+    log_set_sink(NULL, NULL);
+    free(t);
+    free(dir);
+    scratch_free(folder);
 }
 
 /* The draft layer goes on from an entry as from its own past: the same drafts are accepted. BF16 caches on the way. */
@@ -247,7 +353,7 @@ static void test_short_memory(void **state) {
     (void)state;
     enum { N = 4 };
     for (int states = 0; states <= 4; states += 4) {
-        const scenario x = { "short memory", N, 64, 1, 2, 0, states, 3, 8, KV_CACHE_F32, true };
+        const scenario x = { "short memory", N, 64, 1, 2, 0, states, 3, 8, KV_CACHE_F32, true, NULL, 0 };
         rnd r = rnd_open(seed);
         engine *one = open_scenario(&(scenario){ .slots = 1 });
         turn *t = calloc(N, sizeof *t);
@@ -339,7 +445,7 @@ int main(void) {
     seed = s ? strtoull(s, NULL, 0) : 20261202;
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_conversations), cmocka_unit_test(test_drafts),
-                                        cmocka_unit_test(test_short_memory), cmocka_unit_test(test_branches),
-                                        cmocka_unit_test(test_poison) };
+                                        cmocka_unit_test(test_disk),          cmocka_unit_test(test_short_memory),
+                                        cmocka_unit_test(test_branches),      cmocka_unit_test(test_poison) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
