@@ -153,7 +153,7 @@ static uint32_t config_of(machine *m, const machine_item *v, uint32_t n, bool ac
     uint32_t *head = &m->config_table[h % CONFIG_TABLE];
     for (uint32_t c = *head; c; c = m->configs[c].next)
         if (m->configs[c].n == n && m->configs[c].accept == accept &&
-            memcmp(m->items + m->configs[c].first, v, n * sizeof *v) == 0)
+            (n == 0 || memcmp(m->items + m->configs[c].first, v, n * sizeof *v) == 0))
             return c;
     m->items = grown(m->items, &m->cap_items, m->n_items + n, sizeof *m->items);
     m->configs = grown(m->configs, &m->cap_configs, m->n_configs + 1, sizeof *m->configs);
@@ -170,7 +170,7 @@ static uint32_t close_work(machine *m) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < m->n_work; i++)
         if (reads(m->g, m->work[i].state)) m->work[n++] = m->work[i];
-    qsort(m->work, n, sizeof *m->work, item_cmp);
+    if (n) qsort(m->work, n, sizeof *m->work, item_cmp);
     const uint32_t c = config_of(m, m->work, n, m->accept);
     m->n_work = 0;
     return c;

@@ -72,7 +72,7 @@ static int by_bytes(const void *a, const void *b, void *ctx) {
 
 /* ids[0..n) in order of their bytes -> the tree. */
 static void make_tree(grammar_vocab *v, token_tree *t, const int32_t *ids, uint32_t n) {
-    uint32_t open[TOKEN_MAX_BYTES], cap = 0;
+    uint32_t open[TOKEN_MAX_BYTES] = { 0 }, cap = 0;
     str before = { "", 0 };
     size_t depth = 0;
     *t = (token_tree){ 0 };
