@@ -153,7 +153,7 @@ static uint32_t config_of(machine *m, const machine_item *v, uint32_t n, bool ac
     uint32_t *head = &m->config_table[h % CONFIG_TABLE];
     for (uint32_t c = *head; c; c = m->configs[c].next)
         if (m->configs[c].n == n && m->configs[c].accept == accept &&
-            (n == 0 || memcmp(m->items + m->configs[c].first, v, n * sizeof *v) == 0))
+            (n == 0 || (m->items && memcmp(m->items + m->configs[c].first, v, n * sizeof *v) == 0)))
             return c;
     m->items = grown(m->items, &m->cap_items, m->n_items + n, sizeof *m->items);
     m->configs = grown(m->configs, &m->cap_configs, m->n_configs + 1, sizeof *m->configs);
