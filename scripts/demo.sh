@@ -2,12 +2,12 @@
 # usage: demo.sh [QUESTION]
 # Installs what is needed (Debian; nothing when it is there), builds nibble, lets the embedded model answer a question,
 # quantizes it to NVFP4 with its draft head, looks at the result, checks it against its source and lets that answer too,
-# compares both on word problems, and serves the export: one question with curl, one tool call through OpenAI's Python client.
+# compares both on word problems, measures draft heads side by side, and serves the export: one question with curl, one tool
+# call through OpenAI's Python client.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh --minimal --client
-problems=build/$(uname -m)-gcc/bench/bench_word_problems
-make -s CC=gcc -j"$(nproc)" all "$problems"
+make -s CC=gcc -j"$(nproc)" all
 question=${1:-"Ada has 12 apples. Ben has 30 apples. How many apples do they have together?"}
 show() { printf '\n$'; printf ' %q' "$@"; printf '\n'; "$@"; }
 out=$(mktemp -d)
@@ -19,7 +19,9 @@ show build/nibble quantize assets/qwen36-tiny -o "$out/qwen36-tiny-nvfp4" --samp
 show build/nibble inspect "$out/qwen36-tiny-nvfp4" --scan
 show build/nibble check "$out/qwen36-tiny-nvfp4" --source assets/qwen36-tiny
 show build/nibble run "$out/qwen36-tiny-nvfp4" --temperature 0 -p "$question"
-show "$problems" --problems 100 assets/qwen36-tiny/word_problems.jsonl assets/qwen36-tiny "$out/qwen36-tiny-nvfp4"
+show build/nibble eval gsm8k assets/qwen36-tiny --no-think --limit 100 -q -o "$out/bf16.jsonl"
+show build/nibble eval gsm8k "$out/qwen36-tiny-nvfp4" --no-think --limit 100 -q --compare "$out/bf16.jsonl"
+show build/nibble eval ab --heads assets/qwen36-tiny --trunk "$out/qwen36-tiny-nvfp4" --samples 48 --limit 24 -n 64 -q
 
 # The server says on standard error where it listens.
 printf '\n$ build/nibble serve %q --port 0 &\n' "$out/qwen36-tiny-nvfp4"
