@@ -61,7 +61,12 @@ int main(int argc, char **argv) {
     const arg_opt opts[] = {
         { .type = ARG_INT, .name = "requests", .dst = &n, .lo = 1, .hi = 4096, .help = "at the same time" },
         { .type = ARG_INT, .name = "max-tokens", .dst = &max_tokens, .lo = 2, .hi = 1 << 20, .help = "of each" },
-        { .type = ARG_INT, .name = "repeat", .dst = &repeat, .lo = 1, .hi = 1000, .help = "runs, the median is printed" },
+        { .type = ARG_INT,
+          .name = "repeat",
+          .dst = &repeat,
+          .lo = 1,
+          .hi = 1000,
+          .help = "runs, the median is printed" },
         { .type = ARG_INT, .name = "threads", .dst = &threads, .lo = 0, .hi = 1024, .help = "0: all CPUs" },
         { .type = ARG_INT, .name = "spec", .dst = &depth, .lo = 0, .hi = ENGINE_MAX_DRAFT, .help = "drafts per round" },
     };

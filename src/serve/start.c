@@ -38,11 +38,11 @@ bool server_self_test(engine *g, int depth, err *e) {
     tokens with = { .n = 0 }, without = { .n = 0 };
     bool ok = tokenizer_encode(g->tok, &prompt, STR("The answer to this question is"), NULL, e);
     if ((int)prompt.n + TEST_TOKENS >= g->st.capacity) prompt.n = 1; /* a context too small to test more in */
-    ok = ok && answer(g, &prompt, 0, &without, e) &&
-         answer(g, &prompt, g->n.has_mtp ? depth : 0, &with, e);
+    ok = ok && answer(g, &prompt, 0, &without, e) && answer(g, &prompt, g->n.has_mtp ? depth : 0, &with, e);
     if (ok && (with.n != without.n || memcmp(with.v, without.v, (size_t)with.n * sizeof *with.v) != 0))
-        ok = fail(e, ERR_MACHINE, "E-SERVE-SELFTEST",
-                  "self-test: other tokens with drafts than without (broken memory or a bug; --spec 0 does without drafts)");
+        ok = fail(
+            e, ERR_MACHINE, "E-SERVE-SELFTEST",
+            "self-test: other tokens with drafts than without (broken memory or a bug; --spec 0 does without drafts)");
     ids_free(&prompt);
     return ok;
 }
@@ -110,13 +110,13 @@ void server_start_page(server *s) {
     memory_plan_text(plan, sizeof plan, &g->plan);
     log_say("N-SERVE-MODEL", "%s: loaded in %.1f s from %s", s->name, s->load_seconds, s->o->dir);
     log_say("N-SERVE-MODEL", "weights: %s", formats.p);
-    log_say("N-SERVE-MODEL", "KV cache: %s, %d sequences of %d tokens, scales by layer [k,v]: %s", dtype_name(g->kv_type),
-            g->st.slots, s->model.ctx, scales.n ? scales.p : "none");
+    log_say("N-SERVE-MODEL", "KV cache: %s, %d sequences of %d tokens, scales by layer [k,v]: %s",
+            dtype_name(g->kv_type), g->st.slots, s->model.ctx, scales.n ? scales.p : "none");
     log_say("N-SERVE-MODEL", "memory: %s", plan);
     log_say("N-SERVE-MODEL", "drafts: %s%d per round at most; self-test passed; %s, %d threads",
             g->n.has_mtp ? "" : "no draft head, ", g->n.has_mtp ? s->o->loop.depth : 0, g->o->isa, g->o->threads);
-    log_say("N-SERVE-MODEL", "defaults: temperature %g, top_k %d, top_p %g, min_p %g; access: %d keys%s", p->temperature, p->top_k,
-            p->top_p, p->min_p, s->o->api_keys.n, s->o->api_keys.n ? "" : " (open)");
+    log_say("N-SERVE-MODEL", "defaults: temperature %g, top_k %d, top_p %g, min_p %g; access: %d keys%s",
+            p->temperature, p->top_k, p->top_p, p->min_p, s->o->api_keys.n, s->o->api_keys.n ? "" : " (open)");
     const bool v6 = strchr(s->o->host, ':') != NULL;
     fprintf(stderr, "ready http://%s%s%s:%d\n", v6 ? "[" : "", s->o->host, v6 ? "]" : "", http_port(s->h));
     fflush(stderr);

@@ -7,8 +7,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n);
 
-static const chat_dialect *const dialects[] = { &api_chat,       &api_completions, &api_render,    &api_tokenize,
-                                                &api_detokenize, &api_responses,   &api_anthropic, &api_anthropic_count };
+static const chat_dialect *const dialects[] = {
+    &api_chat,       &api_completions, &api_render,    &api_tokenize,
+    &api_detokenize, &api_responses,   &api_anthropic, &api_anthropic_count
+};
 
 /* As much of an engine as preparing looks at. */
 static chat_model *model(void) {
@@ -17,7 +19,8 @@ static chat_model *model(void) {
     static int32_t special[64];
     if (m.g) return &m;
     err e = { 0 };
-    CHECK(tokenizer_open(&g.tok, "assets/qwen36-tiny", &e) && template_open(&g.tmpl, "assets/qwen36-tiny", &e), "%s", e.msg);
+    CHECK(tokenizer_open(&g.tok, "assets/qwen36-tiny", &e) && template_open(&g.tmpl, "assets/qwen36-tiny", &e), "%s",
+          e.msg);
     g.st.capacity = 4096;
     g.n.real_vocab = g.config.vocab = 1570;
     m = (chat_model){ .name = "tiny", .g = &g, .ctx = 4096, .max_choices = 64, .thinking = -1, .special = special };
@@ -35,7 +38,8 @@ static void check_fault(const fault *f) {
     CHECK(f->status == 400 || f->status == 404 || f->status == 413 || f->status == 503, "status %d", f->status);
     CHECK(f->message[0], "no message");
     fault_write(&b, f);
-    CHECK(json_parse(&v, &a, buf_view(&b), "fault", NULL, &e) && json_is(json_get(v, "error"), JSON_OBJECT), "%s", e.msg);
+    CHECK(json_parse(&v, &a, buf_view(&b), "fault", NULL, &e) && json_is(json_get(v, "error"), JSON_OBJECT), "%s",
+          e.msg);
     buf_free(&b);
     arena_free(&a);
 }
@@ -47,8 +51,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     chat *c = chat_new(d, m, NULL);
     fault f = { 0 };
     if (chat_prepare(c, (str){ (const char *)p + 1, n - 1 }, &f)) {
-        CHECK(f.status == 0 && (d->count_only || (c->prompt_tokens > 0 && c->prompt_tokens < m->ctx)), "%d tokens", c->prompt_tokens);
-        CHECK(c->request.n >= 1 && c->request.n <= CHAT_MAX_CHOICES && c->request.max_tokens >= 0, "n %d", c->request.n);
+        CHECK(f.status == 0 && (d->count_only || (c->prompt_tokens > 0 && c->prompt_tokens < m->ctx)), "%d tokens",
+              c->prompt_tokens);
+        CHECK(c->request.n >= 1 && c->request.n <= CHAT_MAX_CHOICES && c->request.max_tokens >= 0, "n %d",
+              c->request.n);
         for (int i = 0; i < c->request.n_stops; i++) CHECK(c->request.stops[i][0], "an empty stop string");
     } else {
         check_fault(&f);
