@@ -198,6 +198,15 @@ def test_message_stream(a, url, thinking):
     assert [d["index"] for n, d in got if n == "content_block_start"] == list(range(len(whole.content)))
 
 
+def test_message_thinking_left_out(a):
+    ask = dict(model="qwen36-tiny", max_tokens=300, messages=[{"role": "user", "content": QUESTION}], thinking={"type": "adaptive", "display": "omitted"})
+    whole = a.messages.create(**ask, extra_body=GREEDY)
+    with a.messages.stream(**ask, extra_body=GREEDY) as s:
+        final = s.get_final_message()
+    for m in (whole, final):
+        assert [b.type for b in m.content] == ["thinking", "text"] and m.content[0].thinking == "" and m.content[0].signature and "42" in m.content[1].text
+
+
 def test_message_stops(a):
     ask = dict(model="qwen36-tiny", messages=[{"role": "user", "content": QUESTION}])
     m = a.messages.create(**ask, max_tokens=3, extra_body=GREEDY)
