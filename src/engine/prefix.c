@@ -182,6 +182,7 @@ static void list_file(prefix *p, prefix_entry *x, size_t bytes) {
 
 static void unlist_file(prefix *p, prefix_entry *x) {
     prefix_entry *last = p->files[--p->counts.files];
+    CHECK(last && x->file >= 0, "no file to take from the list");
     p->files[x->file] = last;
     last->file = x->file;
     x->file = -1;

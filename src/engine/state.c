@@ -143,7 +143,9 @@ static int64_t window_floats(const ops_conv *c) { return (int64_t)(c->taps - 1) 
 
 static int64_t state_floats(const ops_gdn *g) { return (int64_t)g->v_heads * g->k_dim * g->v_dim; }
 
-static size_t kv_row_bytes(const ops_kv *kv) { return (size_t)(kv->kv_heads * kv->dim * dtype_bytes(kv->type)); }
+static size_t kv_row_bytes(const ops_kv *kv) {
+    return (size_t)kv->kv_heads * (size_t)kv->dim * (size_t)dtype_bytes(kv->type);
+}
 
 void state_visit(const seq_state *s, int slot, int positions, void (*see)(void *ctx, void *device, size_t bytes),
                  void *ctx) {
