@@ -23,6 +23,7 @@ static const struct command {
     { "detokenize", "token ids to text", cmd_detokenize },
     { "eval", "quality with error bars: KL, perplexity", cmd_eval },
     { "trace", "every op of one pass: magnitude, NaN and Inf, distance from a reference", cmd_trace },
+    { "selftest", "does a device return the bits of the CPU", cmd_selftest },
     { "bench", "speed beside what the memory allows", cmd_bench },
     { "render", "what the chat template makes of a request", cmd_render },
 };

@@ -11,7 +11,7 @@
 typedef int cmd_fn(int argc, char **argv, err *e);
 
 cmd_fn cmd_run, cmd_chat, cmd_logits, cmd_inspect, cmd_quantize, cmd_requant_mtp, cmd_tokenize, cmd_detokenize,
-    cmd_render, cmd_bench, cmd_serve, cmd_eval, cmd_trace, cmd_check;
+    cmd_render, cmd_bench, cmd_serve, cmd_eval, cmd_trace, cmd_check, cmd_selftest;
 
 /* Options every command has. Read them with cmd_common() after cmd_parse. */
 typedef struct cmd_options {

@@ -121,6 +121,9 @@ static void gdn_half(const pass *p, const net_layer *l) {
     norm_project(p, l->norm1, y, w, 4);
     o->conv(o, conv, qkv, l->conv, &p->st->conv[l->index], p->spans, p->n_spans);
     o->gdn(o, out, conv, s->gate_a, s->gate_b, l->neg_a, l->dt_bias, &p->st->gdn[l->index], p->spans, p->n_spans);
+    if (o->gated_linear_add && o->gated_linear_add(o, s->x, out, z, l->gdn_norm, c->lin_v_heads, c->lin_v_dim,
+                                                   c->rms_eps, l->gdn_out, p->rows))
+        return;
     o->gated_norm(o, out, out, z, l->gdn_norm, p->rows, c->lin_v_heads, c->lin_v_dim, c->rms_eps);
     project_add(p, out, l->gdn_out);
 }

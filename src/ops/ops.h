@@ -247,6 +247,9 @@ struct ops {
                          float eps, int rows);
     /* x [rows, N] += linear(h, w). */
     bool (*linear_add)(ops *o, float *x, const float *h, const linear *w, int rows);
+    /* x [rows, N] += linear(gated_norm(in, z, norm), w), heads of dim. */
+    bool (*gated_linear_add)(ops *o, float *x, const float *in, const float *z, const float *norm, int heads, int dim,
+                             float eps, const linear *w, int rows);
     /* x += what rmsnorm, linears, route, moe and moe_combine make of it. */
     bool (*moe_block)(ops *o, float *x, const ops_moe_block *b, int rows);
 };

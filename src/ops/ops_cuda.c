@@ -258,9 +258,11 @@ static bool place_experts(cuda *c, cuda_experts *x, gpu_mat *mats, const experts
                         .count = n,
                         .inter = d->inter,
                         .hidden = d->hidden,
+                        .one_in_scale = true,
                         .same_in = true,
                         .uniform = true };
     for (int i = 0; i < 2 * n; i++) {
+        g->one_in_scale = g->one_in_scale && same_mode(&mats[i], &mats[0]);
         g->same_in = g->same_in && same_mode(&mats[i], &mats[i % n]);
         g->uniform = g->uniform && mats[i].act == mats[0].act && mats[2 * n + i % n].act == mats[2 * n].act;
     }
@@ -653,6 +655,11 @@ static bool cuda_linear_add(ops *o, float *x, const float *h, const linear *w, i
     return gpu_linear_add(gpu_of(o), x, h, mat(w), rows);
 }
 
+static bool cuda_gated_linear_add(ops *o, float *x, const float *in, const float *z, const float *norm, int heads,
+                                  int dim, float eps, const linear *w, int rows) {
+    return gpu_gated_linear_add(gpu_of(o), x, in, z, norm, heads, dim, eps, mat(w), rows);
+}
+
 static bool cuda_moe_block(ops *o, float *x, const ops_moe_block *b, int rows) {
     const gpu_moe_block d = { .norm = b->norm,
                               .eps = b->eps,
@@ -717,6 +724,7 @@ static const ops CUDA = {
     .moe_combine = cuda_moe_combine,
     .norm_linears = cuda_norm_linears,
     .linear_add = cuda_linear_add,
+    .gated_linear_add = cuda_gated_linear_add,
     .moe_block = cuda_moe_block,
 };
 

@@ -522,7 +522,8 @@ static void check_norm_linears(void) {
         want[i] = malloc(sizeof(float) * (size_t)(rows * d[i].rows));
     }
     const linear_desc add = random_desc(between(1, 70), 512 << draw(4), true, act, 0);
-    float *in = floats((int64_t)rows * add.cols), *res = floats((int64_t)rows * add.rows);
+    float *in = floats((int64_t)rows * add.cols), *gate = floats((int64_t)rows * add.cols),
+          *want_gated = malloc(sizeof(float) * (size_t)(rows * 70)), *res = floats((int64_t)rows * add.rows);
     for (int b = 0; b < n_backends; b++) {
         ops *o = backends[b];
         linear *w[MOST];
@@ -546,6 +547,15 @@ static void check_norm_linears(void) {
             o->add(o, dr, dy, (int64_t)rows * add.rows);
         }
         compare(b, want_add, dr, (int64_t)rows * add.rows, "linear_add");
+        const int dim = 128, heads = add.cols / dim;
+        float *gn = dev_floats(o, norm, dim), *z = dev_floats(o, gate, (int64_t)rows * add.cols),
+              *t = dev_floats(o, NULL, (int64_t)rows * add.cols);
+        if (!o->gated_linear_add || !o->gated_linear_add(o, dr, din, z, gn, heads, dim, 1e-6f, wa, rows)) {
+            o->gated_norm(o, t, din, z, gn, rows, heads, dim, 1e-6f);
+            o->linear(o, dy, add.rows, t, add.cols, wa, rows);
+            o->add(o, dr, dy, (int64_t)rows * add.rows);
+        }
+        compare(b, want_gated, dr, (int64_t)rows * add.rows, "gated_linear_add");
         o->linear_free(o, wa);
         for (int i = 0; i < n; i++) o->linear_free(o, w[i]);
         give(o);
@@ -555,7 +565,7 @@ static void check_norm_linears(void) {
         free(want[i]);
     }
     free_desc(&add);
-    void *all[] = { x, norm, h, want_add, in, res };
+    void *all[] = { x, norm, h, want_add, want_gated, in, gate, res };
     for (size_t i = 0; i < ARRAY_LEN(all); i++) free(all[i]);
 }
 

@@ -16,7 +16,6 @@ typedef struct rope_args {
 
 static __global__ void qk_rope_kernel(rope_args p) {
     extern __shared__ float mem[];
-    dependents_may_start();
     wait_for_inputs();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = (int)blockIdx.x * (blockDim.x / 32) + warp;
     const int64_t r = blockIdx.y;
@@ -69,7 +68,6 @@ static __device__ __forceinline__ void kv_store(const gpu_kv &kv, void *to, int6
 }
 
 static __global__ void kv_append_kernel(gpu_kv kv, const float *k, const float *v, gpu_spans s) {
-    dependents_may_start();
     wait_for_inputs();
     const int n = kv.kv_heads * kv.dim;
     const gpu_row r = s.of_row[blockIdx.x];
@@ -160,7 +158,6 @@ static __device__ __forceinline__ void merge_scalars(float *M, float *L, float *
 template <typename T, int PER> static __global__ void __launch_bounds__(THREADS) attn_kernel(attn_args a) {
     extern __shared__ float q[];
     __shared__ float p[TILE];
-    dependents_may_start();
     wait_for_inputs();
     const int h = (int)blockIdx.x, dim = a.kv.dim, kv_head = h / (a.heads / a.kv.kv_heads);
     const int64_t at = (int64_t)blockIdx.y * a.heads + h, ld = (int64_t)a.kv.kv_heads * dim;
@@ -192,7 +189,6 @@ template <typename T, int PER> static __global__ void __launch_bounds__(THREADS)
 template <typename T> static __global__ void __launch_bounds__(THREADS) attn_part_kernel(attn_args a) {
     extern __shared__ float q[];
     __shared__ float p[TILE];
-    dependents_may_start();
     wait_for_inputs();
     const int h = (int)blockIdx.y, dim = a.kv.dim, kv_head = h / (a.heads / a.kv.kv_heads);
     const int64_t at = (int64_t)blockIdx.z * a.heads + h, ld = (int64_t)a.kv.kv_heads * dim;
@@ -211,7 +207,6 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) attn_par
 }
 
 static __global__ void __launch_bounds__(THREADS) attn_merge_kernel(attn_args a) {
-    dependents_may_start();
     wait_for_inputs();
     const int h = (int)blockIdx.x, dim = a.kv.dim;
     const int64_t at = (int64_t)blockIdx.y * a.heads + h;

@@ -32,16 +32,13 @@ static inline void gpu_note(gpu *g, cudaError_t e, const char *where) {
     }
 }
 
-/* Kernels of one pass follow each other closely: a kernel may start before its predecessor has ended. Each one calls
- * dependents_may_start() first and wait_for_inputs() before it touches anything that an earlier kernel wrote, or writes. */
-static __device__ __forceinline__ void dependents_may_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
+/* Kernels of one pass follow each other closely: a kernel may start before its predecessor has ended, and read what never
+ * changes (weights). Each one calls wait_for_inputs() before it touches anything that an earlier kernel wrote, or writes. The
+ * next kernel may start from then on, not earlier: otherwise the blocks of several kernels wait side by side for room. */
 static __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -89,8 +86,7 @@ static __device__ __forceinline__ float load_elem(const uint8_t *p, int64_t i) {
 }
 
 /* One warp; every lane gets the result. */
-template <typename T, typename U>
-static __device__ __forceinline__ float warp_dot32(const T *a, const U *b, int n) {
+template <typename T, typename U> static __device__ __forceinline__ float warp_dot32(const T *a, const U *b, int n) {
     float l = 0;
 #pragma unroll 8
     for (int i = threadIdx.x % 32; i < n; i += 32) l = fmaf(load_elem(a, i), load_elem(b, i), l);

@@ -7,7 +7,6 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
     gemv_kernel(float *y, int64_t ldy, const float *x, int64_t ldx, gpu_mat w, int rows, bool add) {
     extern __shared__ __align__(16) char act[];
     enum { K = LANES * IT * 32, GROUPS = 32 / LANES, PER_WARP = R * GROUPS };
-    dependents_may_start();
     const int lane = threadIdx.x % LANES, group = threadIdx.x % 32 / LANES;
     const int first = ((int)blockIdx.x * GEMV_WARPS + (int)threadIdx.x / 32) * PER_WARP + group * R;
     weights<IT> own[R];

@@ -58,7 +58,8 @@ static __device__ __forceinline__ void dot_rows(int64_t (*sum)[M], const weights
         for (int r = 0; r < R; r++) {
             const uint4 c = w[r].codes[i];
             const codes8 c0 = decode8(c.x), c1 = decode8(c.y), c2 = decode8(c.z), c3 = decode8(c.w);
-            const int ws0 = e4m3_times_512((uint8_t)w[r].scales[i]), ws1 = e4m3_times_512((uint8_t)(w[r].scales[i] >> 8));
+            const int ws0 = e4m3_times_512((uint8_t)w[r].scales[i]),
+                      ws1 = e4m3_times_512((uint8_t)(w[r].scales[i] >> 8));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 const int d0 = dot8(c1, x[m][0].z, x[m][0].w, dot8(c0, x[m][0].x, x[m][0].y, block[m].y));
@@ -74,4 +75,3 @@ template <gpu_act ACT> static __device__ __forceinline__ float quantize(void *ro
     if (ACT == GPU_ACT_INT8) return quantize_int8(row, x, K);
     return quantize_fp4(row, x, K, g) ? quiet_nan() : 1.0f;
 }
-

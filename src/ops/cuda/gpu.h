@@ -81,6 +81,7 @@ typedef struct gpu_experts {
     const uint8_t *block; /* expert e at e * stride: gate codes at 0, the rest at these offsets */
     int64_t stride, gate_scales, up_codes, up_scales, down_codes, down_scales;
     int count, inter, hidden;
+    bool one_in_scale;     /* gate and up of all experts quantize a row in the same way */
     bool same_in, uniform; /* uniform: `like` has the modes of all; else the largest room any of them needs */
 } gpu_experts;
 
@@ -131,6 +132,9 @@ bool gpu_linear_add(gpu *g, float *y, const float *x, const gpu_mat *w, int rows
 /* y[i] = rmsnorm(x) w[i]^T, i < n. */
 bool gpu_norm_linears(gpu *g, float *const *y, const gpu_mat *const *w, int n, const float *x, const float *norm,
                       float eps, int rows);
+/* x [rows, N] += linear(gated_norm(in, z)), heads of dim. */
+bool gpu_gated_linear_add(gpu *g, float *x, const float *in, const float *z, const float *norm, int heads, int dim,
+                          float eps, const gpu_mat *w, int rows);
 /* hidden [rows * k, inter] as moe_hidden of ops.h. */
 void gpu_moe(gpu *g, float *y, float *hidden, const float *x, const gpu_experts *ex, const int32_t *idx,
              const float *wt, int rows, int k);

@@ -7,7 +7,6 @@ enum { WARPS = 8, ROWS_PER_WARP = 4, ROWS_PER_BLOCK = WARPS * ROWS_PER_WARP };
 
 static __global__ void linear_kernel(float *y, int64_t ldy, const float *x, int64_t ldx, gpu_mat w) {
     extern __shared__ __align__(16) char row[];
-    dependents_may_start();
     wait_for_inputs();
     const float factor = quantize_row(row, x + blockIdx.y * ldx, w.cols, &w);
     for (int i = 0; i < ROWS_PER_WARP; i++) {
@@ -27,7 +26,6 @@ void gpu_linear(gpu *g, float *y, int64_t ldy, const float *x, int64_t ldx, cons
 static __global__ void some_kernel(float *y, const float *x, int64_t ldx, gpu_mat w, const int32_t *ids,
                                    const int32_t *row_of, const int32_t *finite) {
     extern __shared__ __align__(16) char row[];
-    dependents_may_start();
     wait_for_inputs();
     const int r = row_of[blockIdx.x];
     const float factor = quantize_row(row, x + r * ldx, w.cols, &w), v = warp_row(&w, ids[blockIdx.x], row, factor);
@@ -44,7 +42,6 @@ void gpu_linear_some(gpu *g, float *y, const float *x, int64_t ldx, const gpu_ma
 
 static __global__ void moe_in_kernel(float *hidden, const float *x, gpu_experts ex, const int32_t *idx, int k) {
     extern __shared__ __align__(16) char row[];
-    dependents_may_start();
     wait_for_inputs();
     const int pair = (int)blockIdx.y, e = idx[pair];
     const float *in = x + (int64_t)(pair / k) * ex.hidden;
@@ -72,7 +69,6 @@ static __global__ void moe_in_kernel(float *hidden, const float *x, gpu_experts 
 static __global__ void moe_down_kernel(float *y, const float *hidden, gpu_experts ex, const int32_t *idx,
                                        const float *wt, int k) {
     extern __shared__ __align__(16) char row[];
-    dependents_may_start();
     wait_for_inputs();
     const int r = (int)blockIdx.y, first = (int)blockIdx.x * ROWS_PER_BLOCK + (int)threadIdx.x / 32;
     float acc[ROWS_PER_WARP] = {};

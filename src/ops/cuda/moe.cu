@@ -51,7 +51,6 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
     moe_in_fast(float *hidden, const float *x, gpu_experts ex, const int32_t *idx, int k) {
     extern __shared__ __align__(16) char act[];
     enum { K = 32 * IT * 32 };
-    dependents_may_start();
     wait_for_inputs();
     const int pair = (int)blockIdx.y, lane = threadIdx.x % 32;
     const int first = ((int)blockIdx.x * GEMV_WARPS + (int)threadIdx.x / 32) * IN_R;
@@ -64,31 +63,44 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
 
 /* ---- down ---- */
 
-/* n rows of hidden [n, 512] under their scales g; factors[j] becomes what quantize_row would return. */
-template <gpu_act ACT>
-static __device__ void quantize_hidden(char *act, float *factors, const float *hidden, const float *g, int n) {
-    if (ACT == GPU_ACT_INT8) {
-        for (int j = 0; j < n; j++) {
+/* N rows of hidden [N, 512] under their scales g (shared memory, filled by the first N threads just before); factors[j] becomes
+ * what quantize_row would return. */
+template <gpu_act ACT, int N>
+static __device__ __forceinline__ void quantize_hidden(char *act, float *factors, const float *hidden, const float *g) {
+    if constexpr (ACT == GPU_ACT_INT8) {
+        __syncthreads();
+        for (int j = 0; j < N; j++) {
             const float f = quantize_int8(act + j * DOWN_BYTES, hidden + j * DOWN_K, DOWN_K);
             if (threadIdx.x == 0) factors[j] = f;
         }
         __syncthreads();
-        return;
+    } else {
+        enum { UNITS = N * (DOWN_K / 8), ROUNDS = (UNITS + GEMV_THREADS - 1) / GEMV_THREADS };
+        float v[ROUNDS][8];
+#pragma unroll
+        for (int i = 0; i < ROUNDS; i++) load8(v[i], hidden, 8 * (i * GEMV_THREADS + (int)threadIdx.x), N * DOWN_K);
+        if ((int)threadIdx.x < N) factors[threadIdx.x] = 1.0f;
+        __syncthreads();
+        /* A warp's 32 half blocks lie in one row. */
+#pragma unroll
+        for (int i = 0; i < ROUNDS; i++) {
+            const int u = i * GEMV_THREADS + (int)threadIdx.x, j = u / (DOWN_K / 8), at = u % (DOWN_K / 8) * 8;
+            if (u < UNITS && fp4_half_block(act + j * DOWN_BYTES, v[i], at, DOWN_K, g[j])) factors[j] = quiet_nan();
+        }
+        __syncthreads();
     }
-    if ((int)threadIdx.x < n) factors[threadIdx.x] = 1.0f;
-    __syncthreads();
-    /* A warp's 32 half blocks lie in one row. */
-    for (int u = threadIdx.x; u < n * (DOWN_K / 8); u += blockDim.x) {
-        const int j = u / (DOWN_K / 8), at = u % (DOWN_K / 8) * 8;
-        float v[8];
-        load8(v, hidden + j * DOWN_K, at, DOWN_K);
-        if (fp4_half_block(act + j * DOWN_BYTES, v, at, DOWN_K, g[j])) factors[j] = quiet_nan();
-    }
-    __syncthreads();
 }
 
+/* What down needs to know of one chosen expert: written where the experts were chosen, so that no chain of reads is left. */
+typedef struct __align__(16) choice {
+    int32_t expert;
+    float weight, g, s2;
+}
+choice;
+
 typedef struct down_args {
-    float *y; /* SHARED: the residual, advanced in place */
+    float *y;             /* SHARED: the residual, advanced in place */
+    const choice *chosen; /* SHARED: [rows][TOP]; else idx and wt */
     const float *hidden;
     gpu_experts ex;
     const int32_t *idx;
@@ -99,14 +111,13 @@ typedef struct down_args {
 } down_args;
 
 /* Outputs of one row, two per warp: the experts' down projections, half a warp each, weighted and summed in the order of idx. */
-template <gpu_act ACT, bool SHARED>
-static __global__ void __launch_bounds__(GEMV_THREADS) moe_down_fast(down_args a) {
+template <gpu_act ACT, bool SHARED> static __global__ void __launch_bounds__(GEMV_THREADS) moe_down_fast(down_args a) {
     enum { R = 2, K = DOWN_K, PAIRS = TOP / 2, ALL = TOP + (SHARED ? 1 : 0) };
     __shared__ __align__(16) char act[ALL * DOWN_BYTES];
     __shared__ float factors[ALL], g[ALL], s2[ALL];
-    dependents_may_start();
     const int r0 = (int)blockIdx.y, lane = threadIdx.x % 16, half = threadIdx.x % 32 / 16;
     const int first = ((int)blockIdx.x * GEMV_WARPS + (int)threadIdx.x / 32) * R;
+    __shared__ float weight[TOP];
     weights<1> own[PAIRS][R], shared[R];
     if (SHARED)
 #pragma unroll
@@ -116,19 +127,25 @@ static __global__ void __launch_bounds__(GEMV_THREADS) moe_down_fast(down_args a
     wait_for_inputs();
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
-        const uint8_t *at = a.ex.block + (int64_t)a.idx[r0 * TOP + 2 * j + half] * a.ex.stride;
+        const int i = r0 * TOP + 2 * j + half;
+        const uint8_t *at = a.ex.block + (int64_t)(SHARED ? a.chosen[i].expert : a.idx[i]) * a.ex.stride;
 #pragma unroll
         for (int r = 0; r < R; r++)
             load_row<16, 1>(&own[j][r], at + a.ex.down_codes + (int64_t)(first + r) * (K / 2),
                             at + a.ex.down_scales + (int64_t)(first + r) * (K / 16), lane);
     }
-    if (threadIdx.x < ALL) {
-        const gpu_mat *m = threadIdx.x < TOP ? &a.ex.down[a.idx[r0 * TOP + threadIdx.x]] : &a.shared;
-        g[threadIdx.x] = m->input_scale;
-        s2[threadIdx.x] = m->scale_2;
+    if (threadIdx.x < TOP) {
+        const int i = r0 * TOP + (int)threadIdx.x;
+        if (SHARED) {
+            const choice c = a.chosen[i];
+            g[threadIdx.x] = c.g, s2[threadIdx.x] = c.s2, weight[threadIdx.x] = c.weight;
+        } else {
+            const gpu_mat *m = &a.ex.down[a.idx[i]];
+            g[threadIdx.x] = m->input_scale, s2[threadIdx.x] = m->scale_2, weight[threadIdx.x] = a.wt[i];
+        }
     }
-    __syncthreads();
-    quantize_hidden<ACT>(act, factors, a.hidden + (int64_t)r0 * ALL * K, g, ALL);
+    if (SHARED && threadIdx.x == TOP) g[TOP] = a.shared.input_scale, s2[TOP] = a.shared.scale_2;
+    quantize_hidden<ACT, ALL>(act, factors, a.hidden + (int64_t)r0 * ALL * K, g);
     float z[PAIRS];
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
@@ -142,7 +159,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS) moe_down_fast(down_args a
 #pragma unroll
     for (int j = 0; j < TOP; j++) {
         const float mine = z[j / 2], v = __shfl_sync(0xffffffffu, mine, lane + j % 2 * 16);
-        out = out + a.wt[r0 * TOP + j] * v;
+        out = out + weight[j] * v;
     }
     float *to = a.y + (int64_t)r0 * a.ex.hidden + first + lane / 8;
     if (SHARED) {
@@ -186,13 +203,14 @@ static dim3 down_grid(const gpu_experts *ex, int rows) {
     return dim3((unsigned)ex->hidden / (2 * GEMV_WARPS), (unsigned)rows);
 }
 static bool down_fits(const gpu_experts *ex, int k) {
-    return int_mode(&ex->like_down) && ex->uniform && ex->inter == DOWN_K && ex->hidden % (2 * GEMV_WARPS) == 0 && k == TOP;
+    return int_mode(&ex->like_down) && ex->uniform && ex->inter == DOWN_K && ex->hidden % (2 * GEMV_WARPS) == 0 &&
+           k == TOP;
 }
 
 bool fast_moe_down(gpu *g, float *y, const float *hidden, const gpu_experts *ex, const int32_t *idx, const float *wt,
                    int rows, int k) {
     if (!down_fits(ex, k)) return false;
-    const down_args a = { y, hidden, *ex, idx, wt, ex->like_down, NULL, 0 };
+    const down_args a = { y, NULL, hidden, *ex, idx, wt, ex->like_down, NULL, 0 };
     if (ex->like_down.act == GPU_ACT_FP4)
         launch(g, moe_down_fast<GPU_ACT_FP4, false>, down_grid(ex, rows), GEMV_THREADS, 0, a);
     else
@@ -252,38 +270,55 @@ typedef struct block_args {
     float *hidden; /* [rows * 9, 512] */
     const float *h, *logits;
     int ld_logits;
-    int32_t *idx;
-    float *wt;
+    choice *out; /* [rows][TOP] */
     gpu_experts ex;
     gpu_mat gate, up; /* of the shared expert, which comes last */
 } block_args;
 
-/* Experts are chosen by every block for itself. */
-template <gpu_act ACT> static __global__ void __launch_bounds__(GEMV_THREADS) moe_in_all(block_args a) {
+/* Experts are chosen by every block for itself: by its last warp, while the others quantize when all experts have one
+ * input_scale. */
+enum { IN_ALL_THREADS = GEMV_THREADS + 32 };
+template <gpu_act ACT> static __global__ void __launch_bounds__(IN_ALL_THREADS, 3) moe_in_all(block_args a) {
     enum { IT = 2, K = 2048 };
     __shared__ __align__(16) char act[K + K / 2];
     __shared__ int32_t chosen[TOP];
     __shared__ float weight[TOP];
-    dependents_may_start();
     const int r = (int)blockIdx.y / (TOP + 1), j = (int)blockIdx.y % (TOP + 1), lane = threadIdx.x % 32;
-    const int first = ((int)blockIdx.x * GEMV_WARPS + (int)threadIdx.x / 32) * IN_R;
+    const int warp = threadIdx.x / 32, first = ((int)blockIdx.x * GEMV_WARPS + warp) * IN_R;
+    const float *in = a.h + (int64_t)r * K;
     weights<IT> own[2 * IN_R];
-    in_rows p = { (const uint8_t *)a.gate.data, a.gate.scales,   (const uint8_t *)a.up.data, a.up.scales,
-                  a.gate.scale_2,               a.up.scale_2,    a.gate.input_scale };
-    if (j == TOP) load_in<IT>(own, p, first, K, lane);
+    in_rows p = { (const uint8_t *)a.gate.data,
+                  a.gate.scales,
+                  (const uint8_t *)a.up.data,
+                  a.up.scales,
+                  a.gate.scale_2,
+                  a.up.scale_2,
+                  a.gate.input_scale };
+    if (j == TOP && warp < GEMV_WARPS) load_in<IT>(own, p, first, K, lane);
     wait_for_inputs();
-    if (j < TOP) {
-        if (threadIdx.x < 32) route_warp(chosen, weight, a.logits + r * a.ld_logits, a.ex.count);
-        __syncthreads();
-        p = rows_of(a.ex, chosen[j]);
-        load_in<IT>(own, p, first, K, lane);
-        if (blockIdx.x == 0 && threadIdx.x == 0) {
-            a.idx[r * TOP + j] = chosen[j];
-            a.wt[r * TOP + j] = weight[j];
+    float factor;
+    if (j == TOP) {
+        factor = quantize<ACT>(act, in, K, p.g);
+    } else {
+        if (warp == GEMV_WARPS) route_warp(chosen, weight, a.logits + r * a.ld_logits, a.ex.count);
+        if (a.ex.one_in_scale) {
+            factor = quantize<ACT>(act, in, K, a.ex.like_in.input_scale);
+            p = rows_of(a.ex, chosen[j]);
+            if (warp < GEMV_WARPS) load_in<IT>(own, p, first, K, lane);
+        } else {
+            __syncthreads();
+            p = rows_of(a.ex, chosen[j]);
+            if (warp < GEMV_WARPS) load_in<IT>(own, p, first, K, lane);
+            factor = quantize<ACT>(act, in, K, p.g);
         }
     }
-    const float factor = quantize<ACT>(act, a.h + (int64_t)r * K, K, p.g);
-    finish_in<IT, ACT>(a.hidden + (int64_t)blockIdx.y * a.ex.inter, own, p, act, factor, first, K, lane);
+    if (warp < GEMV_WARPS) {
+        finish_in<IT, ACT>(a.hidden + (int64_t)blockIdx.y * a.ex.inter, own, p, act, factor, first, K, lane);
+    } else if (blockIdx.x == 0 && j < TOP && lane == 0) {
+        const gpu_mat *m = &a.ex.down[chosen[j]];
+        const choice c = { chosen[j], weight[j], m->input_scale, m->scale_2 };
+        a.out[r * TOP + j] = c;
+    }
 }
 
 static bool same_mode(const gpu_mat *a, const gpu_mat *b) {
@@ -302,24 +337,24 @@ static bool block_fits(const gpu_moe_block *b, int rows) {
 bool gpu_moe_all(gpu *g, float *x, const gpu_moe_block *b, int rows) {
     if (!block_fits(b, rows)) return false;
     const int n = b->ex.count;
-    /* h [rows, 2048], logits [rows, n], shared gate [rows], hidden [9 rows, 512], wt and idx [rows, 8] */
-    const int pairs = rows * (TOP + 1);
-    float *h = (float *)gpu_work(g, GPU_WORK_A, (size_t)(rows * (2048 + n + 64 + 2 * TOP) + pairs * DOWN_K) * 4);
+    /* h [rows, 2048], logits [rows, n], shared gate [rows], choices [rows, 8], hidden [9 rows, 512] */
+    const int pairs = rows * (TOP + 1), n4 = (n + 3) / 4 * 4;
+    float *h = (float *)gpu_work(g, GPU_WORK_A, (size_t)(rows * (2048 + n4 + 64 + 4 * TOP) + pairs * DOWN_K) * 4);
     if (!h) return true;
-    float *logits = h + rows * 2048, *gate = logits + rows * n, *wt = gate + rows * 64;
-    int32_t *idx = (int32_t *)(wt + rows * TOP);
-    float *hidden = (float *)(idx + rows * TOP);
+    float *logits = h + rows * 2048, *gate = logits + rows * n4;
+    choice *chosen = (choice *)(gate + rows * 64);
+    float *hidden = (float *)(chosen + rows * TOP);
     float *const outs[2] = { logits, gate };
     const gpu_mat *const mats[2] = { &b->router, &b->shared_gate };
     if (!norm_group(g, outs, mats, 2, x, b->norm, b->eps, rows, h)) return false;
-    const block_args in = { hidden, h, logits, n, idx, wt, b->ex, b->gate, b->up };
+    const block_args in = { hidden, h, logits, n, chosen, b->ex, b->gate, b->up };
     const dim3 in_grid(DOWN_K / (IN_R * GEMV_WARPS), (unsigned)pairs);
-    const down_args down = { x, hidden, b->ex, idx, wt, b->down, gate, 1 };
+    const down_args down = { x, chosen, hidden, b->ex, NULL, NULL, b->down, gate, 1 };
     if (b->gate.act == GPU_ACT_FP4) {
-        launch(g, moe_in_all<GPU_ACT_FP4>, in_grid, GEMV_THREADS, 0, in);
+        launch(g, moe_in_all<GPU_ACT_FP4>, in_grid, IN_ALL_THREADS, 0, in);
         launch(g, moe_down_fast<GPU_ACT_FP4, true>, down_grid(&b->ex, rows), GEMV_THREADS, 0, down);
     } else {
-        launch(g, moe_in_all<GPU_ACT_INT8>, in_grid, GEMV_THREADS, 0, in);
+        launch(g, moe_in_all<GPU_ACT_INT8>, in_grid, IN_ALL_THREADS, 0, in);
         launch(g, moe_down_fast<GPU_ACT_INT8, true>, down_grid(&b->ex, rows), GEMV_THREADS, 0, down);
     }
     return true;

@@ -11,7 +11,6 @@ template <int M>
 static __global__ void __launch_bounds__(LARGE_THREADS)
     bf16_large(float *y, int64_t ldy, const float *x, int64_t ldx, const uint16_t *w, int N, int K, int rows) {
     extern __shared__ __align__(16) float in[];
-    dependents_may_start();
     const int lane = threadIdx.x % 32, quarter = lane % 4, chunks = K / (32 * AHEAD), groups = (N + 63) / 64;
     const int own = (int)threadIdx.x / 32 * 8 + lane / 4, m0 = (int)blockIdx.y * M;
     int group = (int)blockIdx.x;
@@ -81,7 +80,6 @@ enum { SMALL_WARPS = 2, FIRST = 32 };
 template <int M>
 static __global__ void __launch_bounds__(32 * SMALL_WARPS)
     bf16_small(float *y, int64_t ldy, const float *x, int64_t ldx, const uint16_t *w, int N, int K, int rows) {
-    dependents_may_start();
     const int lane = threadIdx.x % 32, n = (int)blockIdx.x * SMALL_WARPS + (int)threadIdx.x / 32, steps = K / 32;
     const int m0 = (int)blockIdx.y * M;
     const uint16_t *p = w + (int64_t)(n < N ? n : N - 1) * K + lane;

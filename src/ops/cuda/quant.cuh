@@ -28,6 +28,21 @@ static __device__ __forceinline__ int doubled_e2m1(float q) {
     return code & 8 ? -mag : mag;
 }
 
+/* doubled_e2m1(fl(x / den)) without the division: x * inv, with inv = fl(1 / den), is within 2 ulp of the quotient, and the
+ * boundaries between codes (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5) end in 21 zero bits. A product that is not within 8 ulp of
+ * such a number is on the quotient's side of every boundary; the others are divided. */
+static __device__ __forceinline__ int doubled_quotient(float x, float den, float inv) {
+    const float q = x * inv;
+    const uint32_t bits = __float_as_uint(q);
+    if (((bits + 8) & 0x1fffff) <= 16 && fabsf(q) > 0.125f) return doubled_e2m1(x / den);
+    const float a = fminf(fabsf(q), 6.0f);
+    /* Adding 1.5 * 2^22 rounds to multiples of 0.5, ties to even; below 4 to 1, above to 2. */
+    const int shift = (a >= 2.0f) + (a >= 4.0f);
+    const uint32_t magic = 0x4ac00000u + ((uint32_t)shift << 23);
+    const int mag = (int)((__float_as_uint(a + __uint_as_float(magic)) & 15u) << shift);
+    return bits >> 31 ? -mag : mag;
+}
+
 /* Eight consecutive elements of a block per thread; its neighbour has the others. */
 static __device__ __forceinline__ void load8(float *v, const float *x, int at, int K) {
     if (at + 8 <= K && ((uintptr_t)(x + at) & 15) == 0) {
@@ -74,8 +89,9 @@ static __device__ __forceinline__ bool fp4_half_block(void *row, const float *v,
     const uint8_t code = nan || isnan(s) ? 0x7f : e4m3_from_f32_inline(s);
     const float den = e4m3_to_f32_inline(code) * g;
     int q[8];
+    const float inv = 1.0f / den;
 #pragma unroll
-    for (int i = 0; i < 8; i++) q[i] = den < 1e-5f ? 0 : doubled_e2m1(v[i] / den);
+    for (int i = 0; i < 8; i++) q[i] = den < 1e-5f ? 0 : doubled_quotient(v[i], den, inv);
     put_half_block(row, K, at, q, e4m3_times_512(code));
     return code == 0x7f;
 }

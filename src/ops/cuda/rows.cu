@@ -3,7 +3,6 @@
 
 template <typename T>
 static __global__ void embed_kernel(float *y, const T *table, const int32_t *ids, int n_rows, int n) {
-    dependents_may_start();
     wait_for_inputs();
     const int32_t id = ids[blockIdx.x];
     const bool in = id >= 0 && id < n_rows;
@@ -41,7 +40,6 @@ static __device__ __forceinline__ float norm_factor(float ss, int n, float eps) 
 static __global__ void rmsnorm_kernel(float *y, const float *x, int64_t ldx, const float *w, int n, float eps,
                                       bool staged) {
     extern __shared__ float row[];
-    dependents_may_start();
     wait_for_inputs();
     x += blockIdx.x * ldx;
     y += (int64_t)blockIdx.x * n;
@@ -62,7 +60,6 @@ void gpu_rmsnorm(gpu *g, float *y, const float *x, int64_t ldx, const float *w, 
 /* One warp per head. */
 static __global__ void gated_norm_kernel(float *y, const float *x, const float *z, const float *w, int64_t heads,
                                          int dim, float eps) {
-    dependents_may_start();
     wait_for_inputs();
     const int64_t h = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (h >= heads) return;
@@ -83,7 +80,6 @@ static __device__ __forceinline__ int64_t thread_of_grid() {
 }
 
 static __global__ void add_kernel(float *y, const float *x, int64_t n) {
-    dependents_may_start();
     wait_for_inputs();
     const int64_t i = thread_of_grid();
     if (i < n) y[i] = y[i] + x[i];
@@ -93,7 +89,6 @@ void gpu_add(gpu *g, float *y, const float *x, int64_t n) {
 }
 
 static __global__ void silu_mul_kernel(float *y, const float *a, const float *u, int64_t n) {
-    dependents_may_start();
     wait_for_inputs();
     const int64_t i = thread_of_grid();
     if (i < n) y[i] = num_silu_inline(a[i]) * u[i];
@@ -103,7 +98,6 @@ void gpu_silu_mul(gpu *g, float *y, const float *gate, const float *u, int64_t n
 }
 
 static __global__ void gather_kernel(float *y, const float *x, const int32_t *index, int n) {
-    dependents_may_start();
     wait_for_inputs();
     const int64_t from = index[blockIdx.x];
     for (int i = threadIdx.x; i < n; i += blockDim.x) y[(int64_t)blockIdx.x * n + i] = x[from * n + i];
@@ -114,7 +108,6 @@ void gpu_gather_rows(gpu *g, float *y, const float *x, const int32_t *index, int
 
 static __global__ void combine_kernel(float *x, const float *routed, const float *shared, const float *gate, int n,
                                       int64_t all) {
-    dependents_may_start();
     wait_for_inputs();
     const int64_t i = thread_of_grid();
     if (i >= all) return;
@@ -143,7 +136,6 @@ static __device__ uint64_t block_max(uint64_t v) {
 }
 
 static __global__ void argmax_kernel(int32_t *out, const float *x, int n) {
-    dependents_may_start();
     wait_for_inputs();
     x += (int64_t)blockIdx.x * n;
     uint64_t best = 0;
@@ -161,7 +153,6 @@ void gpu_argmax(gpu *g, int32_t *out, const float *x, int rows, int n) {
 /* One warp per row; the place of an expert among the chosen is the number of chosen ones with a smaller index. */
 static __global__ void route_kernel(int32_t *idx, float *wt, const float *logits, int n, int k) {
     extern __shared__ int32_t order[];
-    dependents_may_start();
     wait_for_inputs();
     const int lane = (int)threadIdx.x;
     logits += (int64_t)blockIdx.x * n;
@@ -213,7 +204,6 @@ static __device__ void choose(uint64_t *out, const uint64_t *keys, int n, int k)
 
 static __global__ void top_slice_kernel(uint64_t *keys, const float *logits, const uint64_t *allowed, int n, int k) {
     __shared__ uint64_t mine[SLICE];
-    dependents_may_start();
     wait_for_inputs();
     const int first = (int)blockIdx.x * SLICE, row = (int)blockIdx.y, words = (n + 63) / 64;
     for (int i = threadIdx.x; i < SLICE; i += blockDim.x) {
@@ -228,7 +218,6 @@ static __global__ void top_slice_kernel(uint64_t *keys, const float *logits, con
 
 static __global__ void top_merge_kernel(int32_t *ids, float *values, uint64_t *scratch, const uint64_t *keys,
                                         const float *logits, const int32_t *finite, int n, int per_row, int k) {
-    dependents_may_start();
     wait_for_inputs();
     const int row = (int)blockIdx.x;
     uint64_t *best = scratch + (int64_t)row * k;
@@ -243,7 +232,6 @@ static __global__ void top_merge_kernel(int32_t *ids, float *values, uint64_t *s
 }
 
 static __global__ void finite_kernel(int32_t *finite, const float *hidden, int cols) {
-    dependents_may_start();
     wait_for_inputs();
     bool odd = false;
     for (int i = threadIdx.x; i < cols; i += blockDim.x) odd |= !isfinite(hidden[(int64_t)blockIdx.x * cols + i]);

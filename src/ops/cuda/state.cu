@@ -7,7 +7,6 @@ enum { MAX_TAPS = 8 };
 
 static __global__ void conv_kernel(float *c, const float *u, const float *w, float *window, float *pending,
                                    int channels, int taps, int max_pending, gpu_spans s) {
-    dependents_may_start();
     const int ch = (int)(blockIdx.x * blockDim.x + threadIdx.x), keep = taps - 1;
     float in[MAX_TAPS], weight[MAX_TAPS];
     if (ch < channels)
@@ -40,7 +39,6 @@ static __global__ void conv_kernel(float *c, const float *u, const float *w, flo
 /* The usual width, in registers. */
 static __global__ void conv4_kernel(float *c, const float *u, const float *w, float *window, float *pending,
                                     int channels, int max_pending, gpu_spans s) {
-    dependents_may_start();
     const int ch = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (ch >= channels) {
         wait_for_inputs();
@@ -164,7 +162,6 @@ static __device__ __forceinline__ float gdn_step(column<DK> &S, int dk, const fl
 
 template <int DK, int DV> static __global__ void __launch_bounds__(32) gdn_kernel(gdn_args p) {
     extern __shared__ __align__(16) float mem[]; /* q, k [dk]; then the state when DK is 0 */
-    dependents_may_start();
     wait_for_inputs();
     const gpu_gdn &st = p.st;
     const int hv = st.v_heads, hk = st.k_heads, dk = DK ? DK : st.k_dim, dv = DV ? DV : st.v_dim;
@@ -208,7 +205,6 @@ template <int DK, int DV> static __global__ void __launch_bounds__(32) gdn_kerne
 
 /* Pending rows are written when nobody reads the old ones any more: after the kernel above. One block per row of a span. */
 static __global__ void gdn_pend_kernel(gdn_args p) {
-    dependents_may_start();
     wait_for_inputs();
     const gpu_gdn &st = p.st;
     const gpu_span span = p.s.spans[blockIdx.y];
