@@ -302,34 +302,41 @@ static void close_block(chat *c) {
     s->index++;
 }
 
-static void open_block(chat *c, block_kind kind, const chat_call *call) {
+static void begin_block(buf *b, chat *c, block_kind kind) {
     state *s = c->own;
-    buf b = { 0 };
-    if (s->open == kind && kind != BLOCK_TOOL) return;
     close_block(c);
     s->open = kind;
-    buf_printf(&b, "{\"type\":\"content_block_start\",\"index\":%d,\"content_block\":", s->index);
-    if (kind == BLOCK_TOOL)
-        write_tool(&b, call, STR("{}"));
-    else if (kind == BLOCK_TEXT)
-        buf_puts(&b, "{\"type\":\"text\",\"text\":\"\"}");
-    else
-        buf_puts(&b, "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
+    buf_printf(b, "{\"type\":\"content_block_start\",\"index\":%d,\"content_block\":", s->index);
+}
+
+static void open_tool(chat *c, const chat_call *call) {
+    buf b = { 0 };
+    begin_block(&b, c, BLOCK_TOOL);
+    write_tool(&b, call, STR("{}"));
     buf_byte(&b, '}');
+    send(c, "content_block_start", &b);
+}
+
+static void open_block(chat *c, block_kind kind) {
+    buf b = { 0 };
+    if (((state *)c->own)->open == kind) return;
+    begin_block(&b, c, kind);
+    buf_puts(&b, kind == BLOCK_TEXT ? "{\"type\":\"text\",\"text\":\"\"}}"
+                                    : "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}}");
     send(c, "content_block_start", &b);
 }
 
 static void event(chat *c, const chat_event *ev) {
     switch (ev->kind) {
     case EVENT_REASONING:
-        open_block(c, BLOCK_THINKING, NULL);
+        open_block(c, BLOCK_THINKING);
         if (!((state *)c->own)->omit_thinking) send_delta(c, "thinking_delta", "thinking", ev->text);
         break;
     case EVENT_TEXT:
-        open_block(c, BLOCK_TEXT, NULL);
+        open_block(c, BLOCK_TEXT);
         send_delta(c, "text_delta", "text", ev->text);
         break;
-    case EVENT_CALL_BEGIN: open_block(c, BLOCK_TOOL, &ev->choice->calls[ev->call]); break;
+    case EVENT_CALL_BEGIN: open_tool(c, &ev->choice->calls[ev->call]); break;
     case EVENT_CALL_ARGS: send_delta(c, "input_json_delta", "partial_json", ev->text); break;
     case EVENT_CALL_END:
     case EVENT_FINISH: close_block(c); break;
