@@ -27,8 +27,9 @@ static int unused(const loop *l) {
 static bool room_beside(loop *l, int n, const prefix_entry *x) {
     const int have = unused(l);
     if (have >= n) return true;
+    if (!l->prefix) return false;
     const int but = x && prefix_load_pages(x) == 0 ? prefix_slot(l->prefix, x) : -1;
-    if (!l->prefix || have + kv_pages_only_kept(&l->g->st.pages, but) < n) return false;
+    if (have + kv_pages_only_kept(&l->g->st.pages, but) < n) return false;
     while (unused(l) < n)
         if (!prefix_evict(l->prefix, x)) return false;
     return true;
