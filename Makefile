@@ -200,7 +200,7 @@ install: all ## install program, embedded model and man page (DESTDIR=, PREFIX=/
 	install -d $(DESTDIR)$(PREFIX)/bin $(SHARE)/nibble/qwen36-tiny $(SHARE)/man/man1
 	install -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/nibble
 	install -m 644 assets/qwen36-tiny/* $(SHARE)/nibble/qwen36-tiny/
-	install -m 644 assets/calibration*.jsonl $(SHARE)/nibble/
+	install -m 644 assets/*.jsonl $(SHARE)/nibble/
 	install -m 644 docs/nibble.1 $(SHARE)/man/man1/nibble.1
 
 uninstall: ## remove what install put there

@@ -83,17 +83,20 @@ static bool add_work(eval_works *w, const char *text, const engine *g, int limit
     return true;
 }
 
-bool eval_read_works(eval_works *w, const arg_strings *data, const engine *g, int limit, int think, err *e) {
+bool eval_read_works(eval_works *w, const arg_strings *data, const engine *g, int limit, int think, bool by_kind,
+                     err *e) {
+    static const char *const sorts[] = { "math", "code", "chat", "tools", "stories" };
     for (int i = 0; i < data->n; i++)
         if (!add_work(w, data->v[i], g, limit, think, e)) return false;
     if (w->n) return true;
-    char *prompts = calibration_bundled("calibration-prompts.jsonl", e);
-    if (!prompts) return false;
-    buf text = { 0 };
-    buf_printf(&text, "built-in=%s", prompts);
-    const bool ok = add_work(w, text.p, g, limit, think, e);
-    buf_free(&text);
-    free(prompts);
+    char *path = calibration_bundled("workloads.jsonl", e);
+    bool ok = path != NULL;
+    for (size_t i = 0; ok && i < (by_kind ? ARRAY_LEN(sorts) : 1); i++) {
+        const workload_options wo = { .limit = limit, .think = think, .kind = by_kind ? sorts[i] : NULL };
+        ok = workload_read(&w->v[w->n], by_kind ? sorts[i] : "built-in", path, g->tok, g->tmpl, &wo, e);
+        w->n += ok;
+    }
+    free(path);
     return ok;
 }
 

@@ -23,8 +23,10 @@ typedef struct eval_works {
     workload v[EVAL_MAX_WORK];
     int n;
 } eval_works;
-/* --data: each "NAME=FILE", or FILE, whose name it then has; none: the built-in prompts. Errors: workload_read's. */
-NODISCARD bool eval_read_works(eval_works *w, const arg_strings *data, const engine *g, int limit, int think, err *e);
+/* --data: each "NAME=FILE", or FILE, whose name it then has; none: the built-in prompts, by_kind a workload for each kind
+ * (math, code, chat, tools, stories), else one of all. Errors: workload_read's. */
+NODISCARD bool eval_read_works(eval_works *w, const arg_strings *data, const engine *g, int limit, int think,
+                               bool by_kind, err *e);
 void eval_works_free(eval_works *w);
 
 /* What the checkpoint's generation_config.json asks for; the caller sets seed and choice. Errors: cmd_sampler's. */

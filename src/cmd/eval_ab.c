@@ -183,7 +183,8 @@ static bool measure(state *s, arm *arms, int n, const options *o, const engine_o
     eval_works *works = xcalloc(1, sizeof *works);
     sampler_params sampling = { 0 };
     /* The prompts are made once, by the first arm's tokenizer and template. */
-    bool ok = engine_open(&g, arms[0].dir, eo, e) && eval_read_works(works, &o->data, g, o->limit, o->think, e) &&
+    bool ok = engine_open(&g, arms[0].dir, eo, e) &&
+              eval_read_works(works, &o->data, g, o->limit, o->think, false, e) &&
               (!o->sampled || eval_model_sampling(&sampling, g, e));
     if (ok && works->n > 1)
         ok = fail(e, ERR_USAGE, "E-USAGE", "eval ab: one --data (run it again for another workload)");

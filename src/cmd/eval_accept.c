@@ -164,7 +164,7 @@ static bool run(const options *o, const char *dir, const bench_list *depths, con
                                 .memory_bytes = o->memory };
     ok = ok && engine_open(&s.g, dir, &eo, e);
     if (ok && !s.g->n.has_mtp) ok = fail(e, ERR_INPUT, "E-LOAD-NO-HEAD", "%s: the checkpoint has no draft head", dir);
-    ok = ok && eval_read_works(w, &o->data, s.g, o->limit, o->think, e) && eval_model_sampling(&s.model, s.g, e);
+    ok = ok && eval_read_works(w, &o->data, s.g, o->limit, o->think, true, e) && eval_model_sampling(&s.model, s.g, e);
     if (ok) {
         s.report = (bench_report){ .command = "eval",
                                    .what = "accept",
@@ -202,7 +202,7 @@ int eval_accept(int argc, char **argv, err *e) {
           .name = "data",
           .meta = "[NAME=]FILE",
           .dst = &o.data,
-          .none = "the built-in prompts",
+          .none = "built-in math, code, chat, tools, stories",
           .help = "JSON lines with `question`, `prompt` or `messages`; repeatable" },
         { .type = ARG_INT,
           .name = "limit",

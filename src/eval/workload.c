@@ -112,6 +112,7 @@ static bool given_ids(id_list *out, const json *list) {
 }
 
 static bool one_line(reader *r, const json *v, err *e) {
+    if (r->o->kind && !str_is(text_of(v, "kind"), r->o->kind)) return true;
     const json *ids = json_get(v, "ids");
     buf request = { 0 }, prompt = { 0 }, messages = { 0 };
     id_list list = { 0 };

@@ -27,6 +27,7 @@ typedef struct workload_options {
     int think;          /* 1, 0; negative: as the template does by default */
     int shots;          /* the file's first lines are shown as answered examples before every later one */
     const char *system; /* a system message; may be NULL */
+    const char *kind;   /* only lines of this `kind`; NULL: all */
     bool requests_only; /* messages are wanted, no ids */
 } workload_options;
 

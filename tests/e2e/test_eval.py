@@ -139,6 +139,11 @@ def test_accept(nibble, tiny):
             assert x["accept_length"] == pytest.approx(1 + sum(np.cumprod([x[f"rate_{i}"] for i in range(1, depth + 1)])), rel=0.05)
 
 
+def test_accept_of_the_built_in_workloads(nibble, tiny):
+    r = nibble.json("eval", "accept", tiny, "--limit", 3, "--depth", 2, "-n", 24, "--json")
+    assert [x["workload"] for x in r["rows"]] == ["math", "code", "chat", "tools", "stories"] and all(x["prompts"] == 3 for x in r["rows"])
+
+
 def test_accept_of_conversations(nibble, tiny, tmp_path):
     line = {"messages": [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}], "kind": "chat"}
     (tmp_path / "c.jsonl").write_text(json.dumps(line) + "\n\n" + json.dumps({"prompt": "Tell me a story."}) + "\n" + json.dumps({"ids": [1, 2, 3]}) + "\n")
