@@ -13,7 +13,7 @@
 
 #include "report.h"
 
-enum { MAX_RUNS = 99, MAX_ROWS = 4, TOP = 20 };
+enum { MAX_RUNS = 99, MAX_ROWS = 16, TOP = 20 };
 
 typedef struct reader {
     const uint8_t *p;
@@ -81,7 +81,7 @@ static void measure(ops *o, pool *p, const uint16_t *w, int N, int K, int runs, 
             x[j] = (float)(rng_uniform(7, (uint64_t)(i + 1), (uint64_t)j, 1) +
                            rng_uniform(7, (uint64_t)(i + 1), (uint64_t)j, 2) - 1);
         const int at = i < 0 ? 0 : i;
-        for (int m = 1; m <= MAX_ROWS; m++) {
+        for (int m = 1; m <= MAX_ROWS; m = m < 4 ? m + 1 : 2 * m) {
             const double t = clock_seconds();
             pool_run(p, read_share, &r);
             if (m == 1) s.read[at] = clock_seconds() - t;
@@ -98,9 +98,11 @@ static void measure(ops *o, pool *p, const uint16_t *w, int N, int K, int runs, 
         "  read of as many bytes %.2f ms (%.2f GB/s), screened top-%d %.2f ms = %.3f of the read rate (%.3f..%.3f)\n",
         read * 1e3, (double)head_bytes(screened) / read / 1e9, TOP, median(s.top[0], runs) * 1e3, one, share[0],
         share[runs - 1]);
-    printf("  full %.2f ms; screened 2, 3, 4 rows %.2f %.2f %.2f ms; %.0f candidates per row, %lld rows in full\n",
+    printf("  full %.2f ms; screened 2, 3, 4, 8, 16 rows %.2f %.2f %.2f %.2f %.2f ms; %.0f candidates per row, %lld "
+           "rows in full\n",
            median(s.full, runs) * 1e3, median(s.top[1], runs) * 1e3, median(s.top[2], runs) * 1e3,
-           median(s.top[3], runs) * 1e3, (double)c.candidates / (double)c.rows, (long long)c.full);
+           median(s.top[3], runs) * 1e3, median(s.top[7], runs) * 1e3, median(s.top[15], runs) * 1e3,
+           (double)c.candidates / (double)c.rows, (long long)c.full);
     o->head_free(o, screened);
     o->head_free(o, full);
     o->linear_free(o, l);

@@ -45,7 +45,10 @@ bool cpu_head_new(ops *o, lm_head **out, const linear *full, int rows, bool scre
 
 /* ---- one group of rows ---- */
 
-enum { BLOCK = 64 }; /* ids bounded at a time; a word of the mask */
+enum {
+    BLOCK = 64,     /* ids bounded at a time; a word of the mask. Their codes stay in the second-level cache */
+    GROUP_ROWS = 16 /* rows of inputs that share one reading of the copy from memory */
+};
 
 /* One row of inputs and what becomes of it. */
 typedef struct query {
@@ -58,6 +61,7 @@ typedef struct query {
     float *upper;  /* [rows] */
     int32_t *list; /* [rows]: each thread's candidates from its first id on */
     float *exact;  /* extra ids, then all candidates in order */
+    float *extra_logits;
     bool full;
 } query;
 
@@ -70,9 +74,9 @@ typedef struct share {
 typedef struct top_job {
     cpu *c;
     lm_head *h;
-    query v[SCREEN_MAX_ROWS];
-    int m, k, threads;
-    share *shares; /* [threads][m] */
+    query v[GROUP_ROWS];    /* those that can be screened first */
+    int all, m, k, threads; /* queries, screened ones */
+    share *shares;          /* [threads][m] */
 } top_job;
 
 static void keep_low(share *s, int k, float low) {
@@ -95,15 +99,20 @@ static void scan_block(const query *v, share *s, int k, const lm_head *h, const 
 
 static void scan(const top_job *j, share *mine, int64_t begin, int64_t end) {
     const lm_head *h = j->h;
-    screen_act x[SCREEN_MAX_ROWS];
-    int64_t dots[SCREEN_MAX_ROWS * BLOCK];
+    screen_act x[GROUP_ROWS];
+    int64_t dots[GROUP_ROWS * BLOCK];
+    const int calls = (j->m + SCREEN_MAX_ROWS - 1) / SCREEN_MAX_ROWS;
     for (int m = 0; m < j->m; m++) {
         x[m] = (screen_act){ j->v[m].in.q, j->v[m].in.high, j->v[m].in.low };
         mine[m].n = mine[m].found = 0;
     }
     for (int64_t n = begin; n < end; n += BLOCK) {
         const int count = (int)min_i64(BLOCK, end - n);
-        j->c->s.dots(dots, BLOCK, h->codes + n * h->stride, h->sums + n, x, j->m, count, h->stride);
+        for (int i = 0; i < calls; i++) { /* equal parts */
+            const int m0 = j->m * i / calls, m1 = j->m * (i + 1) / calls;
+            j->c->s.dots(dots + m0 * BLOCK, BLOCK, h->codes + n * h->stride, h->sums + n, x + m0, m1 - m0, count,
+                         h->stride);
+        }
         for (int m = 0; m < j->m; m++) scan_block(&j->v[m], &mine[m], j->k, h, dots + m * BLOCK, n, count);
     }
 }
@@ -207,8 +216,8 @@ static void *cut(char *base, size_t *at, size_t bytes) {
 static size_t lay_out(top_job *j, char *base) {
     const size_t rows = (size_t)j->h->rows, stride = (size_t)j->h->stride;
     size_t at = 0;
-    j->shares = cut(base, &at, (size_t)j->c->threads * (size_t)j->m * sizeof *j->shares);
-    for (int m = 0; m < j->m; m++) {
+    j->shares = cut(base, &at, (size_t)j->c->threads * (size_t)j->all * sizeof *j->shares);
+    for (int m = 0; m < j->all; m++) {
         query *v = &j->v[m];
         v->in.q = cut(base, &at, stride * sizeof *v->in.q);
         v->in.high = cut(base, &at, stride);
@@ -225,15 +234,15 @@ static void run_full(ops *o, top_job *j, int32_t *ids, float *logits) {
     cpu *c = o->self;
     const int rows = j->h->rows, K = j->h->cols;
     int n = 0;
-    for (int m = 0; m < j->m; m++) n += j->v[m].full;
+    for (int m = 0; m < j->all; m++) n += j->v[m].full;
     if (n == 0) return;
     float *x = work_need(&c->full, ((size_t)n * (size_t)rows + (size_t)n * (size_t)K + 16) * sizeof *x);
     float *all = x + ((int64_t)n * K + 15) / 16 * 16;
     n = 0;
-    for (int m = 0; m < j->m; m++)
+    for (int m = 0; m < j->all; m++)
         if (j->v[m].full) memcpy(x + (int64_t)n++ * K, j->v[m].x, (size_t)K * sizeof *x);
     o->linear(o, all, rows, x, K, &j->h->full, n);
-    for (int m = 0; m < j->m; m++) {
+    for (int m = 0; m < j->all; m++) {
         const query *v = &j->v[m];
         if (!v->full) continue;
         choose_full(v, all, rows, j->k, ids + (int64_t)v->row * j->k, logits + (int64_t)v->row * j->k);
@@ -247,17 +256,20 @@ static void run_group(ops *o, top_job *j, int32_t *ids, float *logits) {
     cpu *c = j->c;
     lm_head *h = j->h;
     lay_out(j, work_need(&c->screen, lay_out(j, NULL)));
-    bool screen = h->block != NULL;
-    for (int m = 0; m < j->m; m++) {
+    j->m = 0;
+    for (int m = 0; m < j->all; m++) {
         head_mask(j->v[m].mask, h->rows, j->v[m].q);
-        screen = screen && head_input_make(&j->v[m].in, h, j->v[m].x);
+        if (!h->block || !head_input_make(&j->v[m].in, h, j->v[m].x)) continue;
+        const query v = j->v[m];
+        j->v[m] = j->v[j->m];
+        j->v[j->m++] = v;
     }
-    if (screen) cpu_run(c, top_part, j, (double)h->rows * (double)h->stride * 0.1);
-    for (int m = 0; m < j->m; m++) {
+    if (j->m > 0) cpu_run(c, top_part, j, (double)h->rows * (double)h->stride * 0.1);
+    for (int m = 0; m < j->all; m++) {
         query *v = &j->v[m];
-        const int64_t found = screen ? found_by_all(j, m, j->threads) : 0;
+        const int64_t found = m < j->m ? found_by_all(j, m, j->threads) : 0;
         h->counts.rows++;
-        v->full = !screen || too_many(h, found);
+        v->full = m >= j->m || too_many(h, found);
         if (v->full) continue;
         h->counts.candidates += found;
         choose(j, m, ids + (int64_t)v->row * j->k, logits + (int64_t)v->row * j->k);
@@ -313,22 +325,21 @@ void cpu_head_top(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_h
         return;
     }
     top_job j = { .c = o->self, .h = h, .k = k };
-    float *extra[SCREEN_MAX_ROWS];
     for (int r = 0; r < rows; r++) {
         const float *x = hidden + (int64_t)r * h->cols;
         const int n_extra = q ? q[r].n_extra : 0;
         if (head_finite(x, h->cols)) {
-            extra[j.m] = extra_logits;
-            j.v[j.m++] = (query){ .row = r, .x = x, .q = q ? &q[r] : NULL, .n_extra = n_extra };
+            j.v[j.all++] =
+                (query){ .row = r, .x = x, .q = q ? &q[r] : NULL, .n_extra = n_extra, .extra_logits = extra_logits };
         } else {
             head_no_more(ids + (int64_t)r * k, logits + (int64_t)r * k, 0, k);
             for (int i = 0; i < n_extra; i++) extra_logits[i] = NAN;
         }
         if (n_extra) extra_logits += n_extra;
-        if (j.m < SCREEN_MAX_ROWS && r < rows - 1) continue;
-        if (j.m > 0) run_group(o, &j, ids, logits);
-        for (int m = 0; m < j.m; m++)
-            if (j.v[m].n_extra) memcpy(extra[m], j.v[m].exact, (size_t)j.v[m].n_extra * sizeof **extra);
-        j.m = 0;
+        if (j.all < GROUP_ROWS && r < rows - 1) continue;
+        if (j.all > 0) run_group(o, &j, ids, logits);
+        for (const query *v = j.v; v < j.v + j.all; v++)
+            if (v->n_extra) memcpy(v->extra_logits, v->exact, (size_t)v->n_extra * sizeof *v->exact);
+        j.all = 0;
     }
 }

@@ -107,7 +107,7 @@ static void fill_hidden(float *x, int M, int K) {
 
 /* ---- the comparison ---- */
 
-enum { MAX_M = 5, MAX_EXTRA = 12, MAX_N = 700 };
+enum { MAX_M = 19, MAX_EXTRA = 12, MAX_N = 700 };
 
 typedef struct problem {
     int N, K, M, k;
@@ -335,14 +335,14 @@ static void kernels_agree(void **state) {
         screen_kern k;
         screen_kern_init(&k, (kern_isa)isa);
         for (int round = 0; round < 60; round++) {
-            const int K = round == 0 ? SCREEN_MAX_COLS : between(1, 300), N = between(1, 5);
+            const int K = round == 0 ? SCREEN_MAX_COLS : between(1, 300), N = between(1, 20);
             const fill how = (fill)(round % FILLS);
             const int64_t stride = screen_stride(K);
-            int8_t *codes = aligned_alloc(64, (size_t)stride * 10);
+            int8_t *codes = aligned_alloc(64, (size_t)stride * 40);
             int16_t *q = aligned_alloc(64, (size_t)stride * SCREEN_MAX_ROWS * 4);
             uint8_t *bytes = (uint8_t *)(q + stride * SCREEN_MAX_ROWS);
             screen_act act[SCREEN_MAX_ROWS];
-            int32_t sums[5];
+            int32_t sums[20];
             for (int n = 0; n < N; n++) {
                 screen_row a, b;
                 memset(&a, 0, sizeof a);
@@ -350,8 +350,8 @@ static void kernels_agree(void **state) {
                 float *w = weights_of(DT_F32, how, 1, K);
                 for (int i = 0; i < K && round == 0; i++) w[i] = n % 2 ? -1 : 1; /* the largest sums */
                 want_k.pack(codes + n * stride, &a, w, K);
-                k.pack(codes + (5 + n) * stride, &b, w, K);
-                assert_memory_equal(codes + n * stride, codes + (5 + n) * stride, (size_t)stride);
+                k.pack(codes + (20 + n) * stride, &b, w, K);
+                assert_memory_equal(codes + n * stride, codes + (20 + n) * stride, (size_t)stride);
                 assert_true(a.finite == b.finite && a.sum == b.sum && a.code2 == b.code2);
                 assert_memory_equal(&a.scale, &b.scale, sizeof a.scale);
                 assert_memory_equal(&a.norm2, &b.norm2, sizeof a.norm2);
@@ -369,9 +369,9 @@ static void kernels_agree(void **state) {
                 act[m] = (screen_act){ q + m * stride, bytes + 2 * m * stride, bytes + (2 * m + 1) * stride };
             }
             for (int M = 1; M <= SCREEN_MAX_ROWS; M++) {
-                int64_t y[SCREEN_MAX_ROWS * 6] = { 0 }, want[SCREEN_MAX_ROWS * 6] = { 0 };
-                want_k.dots(want, 6, codes, sums, act, M, N, stride);
-                k.dots(y, 6, codes, sums, act, M, N, stride);
+                int64_t y[SCREEN_MAX_ROWS * 21] = { 0 }, want[SCREEN_MAX_ROWS * 21] = { 0 };
+                want_k.dots(want, 21, codes, sums, act, M, N, stride);
+                k.dots(y, 21, codes, sums, act, M, N, stride);
                 assert_memory_equal(y, want, sizeof y);
             }
             free(codes);
