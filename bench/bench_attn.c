@@ -28,7 +28,8 @@ enum {
     V_HEADS = 32,
     STATE = 128,
     CHANNELS = 2 * K_HEADS * STATE + V_HEADS * STATE,
-    MAX_ROWS = 512
+    MAX_ROWS = 512,
+    MAX_PAGES = 1024
 };
 static const int64_t MEMORY = 256 << 20;
 
@@ -87,13 +88,17 @@ typedef struct job {
 
 static void attention(const job *j, int layer) {
     uint8_t *at = memory + j->bytes * layer;
-    const int capacity = j->context + j->rows;
+    const int pages = (j->context + j->rows + OPS_KV_PAGE - 1) / OPS_KV_PAGE;
+    static int32_t table[MAX_PAGES];
+    for (int i = 0; i < pages; i++) table[i] = i;
     const ops_kv kv = { .type = j->type,
                         .k = at,
                         .v = at + j->bytes / 2,
                         .kv_heads = KV_HEADS,
                         .dim = DIM,
-                        .capacity = capacity,
+                        .pages = table,
+                        .slot_pages = pages,
+                        .capacity = pages * OPS_KV_PAGE,
                         .k_scale = 1,
                         .v_scale = 1 };
     const ops_span s = { .rows = j->rows, .pos0 = j->context };
@@ -174,7 +179,8 @@ static void measure_attention(dtype t, double budget, const char *only) {
         for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
             if (rows[r] > 3 && contexts[c] > 1024) continue;
             job j = { .run = attention, .type = t, .context = contexts[c], .rows = rows[r] };
-            j.bytes = 2LL * (j.context + j.rows) * KV_HEADS * DIM * dtype_bytes(t);
+            j.bytes = 2LL * (j.context + j.rows + OPS_KV_PAGE - 1) / OPS_KV_PAGE * OPS_KV_PAGE * KV_HEADS * DIM *
+                      dtype_bytes(t);
             snprintf(name, sizeof name, "attention %s %d", dtype_name(t), j.context);
             if (only && !strstr(name, only)) continue;
             measure(j, name, 1, 2.0 * HEADS * DIM * j.rows * (j.context + 0.5 * j.rows), budget);

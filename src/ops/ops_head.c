@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ops/ops_slab.h"
-
 /* Above what float64 sums of 65536 squares and square roots can lose. */
 static const double WIDER = 1 + 0x1p-30;
 /* Norms of rows and inputs that are screened: no product or sum of the exact dot can overflow, no step is subnormal. */
@@ -26,7 +24,6 @@ bool head_room(lm_head *h, ops *o, err *e) {
     const size_t rows = (size_t)h->rows, part = (rows * sizeof(float) + 63) & ~(size_t)63;
     h->bytes = rows * (size_t)h->stride + 4 * part;
     if (!o->mem_new(o, &h->block, h->bytes, e)) return false;
-    slab_advise_huge(h->block, h->bytes); /* read from end to end for every token */
     h->codes = h->block;
     char *at = (char *)h->block + rows * (size_t)h->stride;
     h->scale = (float *)(void *)at;

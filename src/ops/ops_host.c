@@ -1,9 +1,9 @@
 /* Handles and memory of the backends that live in plain memory. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "ops/ops_head.h"
+#include "ops/ops_slab.h"
 
 /* In front of each block: how to give it back. 64 bytes keep the alignment. */
 typedef struct block_head {
@@ -22,9 +22,8 @@ static bool host_mem_new(ops *o, void **out, size_t bytes, err *e) {
     block_head *h = NULL;
     size_t mapped = 0;
     if (total > bytes && total >= MAP_FROM_BYTES) {
-        /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
-        void *p = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p != MAP_FAILED) h = p, mapped = total;
+        h = slab_map(total);
+        mapped = total;
     } else if (total > bytes) {
         void *p = NULL;
         if (posix_memalign(&p, 64, total) == 0) h = memset(p, 0, total);
@@ -45,7 +44,7 @@ static void host_mem_free(ops *o, void *p) {
     CHECK(h->base == h, "not a block of mem_new");
     h->base = NULL;
     if (h->mapped_bytes)
-        munmap(h, h->mapped_bytes);
+        slab_unmap(h, h->mapped_bytes);
     else
         free(h);
 }

@@ -19,32 +19,30 @@ typedef struct piece_head {
 
 static size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-void slab_advise_huge(void *p, size_t bytes) {
-#ifdef MADV_HUGEPAGE
-    const uintptr_t begin = ((uintptr_t)p + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE,
-                    end = ((uintptr_t)p + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-#else
-    (void)p;
-    (void)bytes;
-#endif
-}
-
-/* A mapping that begins on a huge page: the surplus at both ends goes back. */
-static slab_chunk *chunk_new(size_t bytes) {
-    alloc_counted();
+void *slab_map(size_t bytes) {
+    if (bytes > SIZE_MAX - 2 * HUGE_PAGE) return NULL;
     bytes = pages(bytes);
-    if (bytes > SIZE_MAX - HUGE_PAGE) return NULL;
     /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
     char *p = mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
     const size_t before = (HUGE_PAGE - (uintptr_t)p % HUGE_PAGE) % HUGE_PAGE;
     if (before) munmap(p, before);
-    if (before < HUGE_PAGE) munmap(p + before + bytes, HUGE_PAGE - before);
+    if (before < HUGE_PAGE) munmap(p + before + bytes, HUGE_PAGE - before); /* the surplus at both ends */
     p += before;
-    slab_advise_huge(p, bytes);
-    slab_chunk *c = (slab_chunk *)(void *)p;
-    *c = (slab_chunk){ .base = p, .bytes = bytes, .used = sizeof *c };
+#ifdef MADV_HUGEPAGE
+    const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;
+    if (whole) madvise(p, whole, MADV_HUGEPAGE); /* advice: nothing to do when refused */
+#endif
+    return p;
+}
+
+void slab_unmap(void *p, size_t bytes) { munmap(p, pages(bytes)); }
+
+static slab_chunk *chunk_new(size_t bytes) {
+    alloc_counted();
+    bytes = pages(bytes);
+    slab_chunk *c = slab_map(bytes);
+    if (c) *c = (slab_chunk){ .base = c, .bytes = bytes, .used = sizeof *c };
     return c;
 }
 
@@ -70,5 +68,5 @@ void slab_drop(slab *s, void *p) {
     slab_chunk *c = ((piece_head *)p)[-1].chunk;
     if (--c->pieces > 0) return;
     if (s->last == c) s->last = NULL;
-    munmap(c->base, c->bytes);
+    slab_unmap(c->base, c->bytes);
 }

@@ -1,4 +1,4 @@
-/* ops_slab.h - memory for weights that live as long as the model: matrices side by side in huge pages. Internal to ops/.
+/* ops_slab.h - large memory in huge pages; for weights, which live as long as the model, side by side. Internal to ops/.
  *
  * A matrix of a few megabytes in a mapping of its own lies mostly in small pages, and each of its 18 KB panels then costs
  * several page walks; side by side, the matrices of a layer are one stream through few pages. */
@@ -20,7 +20,9 @@ NODISCARD bool slab_take(slab *s, void **out, size_t bytes, err *e);
 /* Give a piece back; its chunk goes with its last piece. p NULL: nothing. */
 void slab_drop(slab *s, void *p);
 
-/* Ask for huge pages in [p, p + bytes): advice, without effect where there are none. */
-void slab_advise_huge(void *p, size_t bytes);
+/* Zero pages that cost nothing until they are written, `bytes` of them, from a huge page's border on and in huge pages where
+ * there are any; NULL when memory ends. */
+void *slab_map(size_t bytes);
+void slab_unmap(void *p, size_t bytes);
 
 #endif
