@@ -73,6 +73,10 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
     int prefix_pages = 0;
     if (!shape_memory(&shape, &prefix_pages, g, opt, e)) return false;
     memory_plan_make(&g->plan, c, &g->w, &opt->heads, &shape, prefix_pages, rows, head_rows);
+    if (g->o->memory_available) { /* everything goes to the device */
+        g->plan.available_bytes = g->o->memory_available(g->o);
+        g->plan.total_bytes += g->plan.mapped_bytes;
+    }
     if (!memory_plan_check(&g->plan, opt->memory_bytes, e)) return false;
     if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, &opt->heads, e)) return false;
     if (!sampler_open(&g->sm, g->n.real_vocab, opt->ops.isa, e)) return false;

@@ -18,7 +18,7 @@ typedef struct memory_plan {
     int64_t prefix_bytes; /* the same of the prefix cache */
     int64_t work_bytes;   /* activations of one pass, logits on the device and the host */
     int64_t total_bytes;
-    int64_t available_bytes; /* memory_available() */
+    int64_t available_bytes; /* memory_available(), or what the device has left */
 } memory_plan;
 
 /* MemAvailable, or what the control group leaves of it; INT64_MAX when unknown. */

@@ -164,6 +164,9 @@ struct ops {
     void (*head_free)(ops *o, lm_head *h);
     bool (*sync)(ops *o, err *e); /* wait; the first error of the step surfaces here */
     void (*close)(ops *o);        /* frees `o` itself */
+    /* Optional (NULL: weights stay where they are, in the machine's memory): bytes that the device can still give; all weights
+     * are copied there. */
+    int64_t (*memory_available)(ops *o);
     /* Optional (NULL): a series of ops that comes again and again with the same operands, except for the contents of device
      * buffers and for the numbers in the spans. `what` and `with` name it: same names, number of rows and of spans = same
      * series. begin true: it was recorded before and is enqueued as a whole; leave the ops and end out. False: issue the ops,

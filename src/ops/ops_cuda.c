@@ -102,6 +102,8 @@ static void cuda_download(ops *o, void *dst, const void *src, size_t bytes) {
 static void cuda_zero(ops *o, void *dst, size_t bytes) { gpu_zero(gpu_of(o), dst, bytes); }
 static void cuda_copy(ops *o, void *dst, const void *src, size_t bytes) { gpu_copy(gpu_of(o), dst, src, bytes); }
 
+static int64_t cuda_memory_available(ops *o) { return (int64_t)gpu_free_bytes(gpu_of(o)); }
+
 static bool cuda_sync(ops *o, err *e) {
     char why[256];
     if (gpu_sync(gpu_of(o), why)) return true;
@@ -702,6 +704,7 @@ static const ops CUDA = {
     .head_free = cuda_head_free,
     .sync = cuda_sync,
     .close = cuda_close,
+    .memory_available = cuda_memory_available,
     .series_begin = cuda_series_begin,
     .series_end = cuda_series_end,
     .embed = cuda_embed,

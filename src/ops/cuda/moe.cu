@@ -61,7 +61,9 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
     finish_in<IT, ACT>(hidden + (int64_t)pair * ex.inter, own, p, act, factor, first, K, lane);
 }
 
-/* ---- down ---- */
+/* ---- down: sixteen warps, which share the quantization that every block does for itself ---- */
+
+enum { DOWN_WARPS = 16, DOWN_THREADS = 32 * DOWN_WARPS, DOWN_R = 1 };
 
 /* N rows of hidden [N, 512] under their scales g (shared memory, filled by the first N threads just before); factors[j] becomes
  * what quantize_row would return. */
@@ -75,16 +77,16 @@ static __device__ __forceinline__ void quantize_hidden(char *act, float *factors
         }
         __syncthreads();
     } else {
-        enum { UNITS = N * (DOWN_K / 8), ROUNDS = (UNITS + GEMV_THREADS - 1) / GEMV_THREADS };
+        enum { UNITS = N * (DOWN_K / 8), ROUNDS = (UNITS + DOWN_THREADS - 1) / DOWN_THREADS };
         float v[ROUNDS][8];
 #pragma unroll
-        for (int i = 0; i < ROUNDS; i++) load8(v[i], hidden, 8 * (i * GEMV_THREADS + (int)threadIdx.x), N * DOWN_K);
+        for (int i = 0; i < ROUNDS; i++) load8(v[i], hidden, 8 * (i * DOWN_THREADS + (int)threadIdx.x), N * DOWN_K);
         if ((int)threadIdx.x < N) factors[threadIdx.x] = 1.0f;
         __syncthreads();
         /* A warp's 32 half blocks lie in one row. */
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++) {
-            const int u = i * GEMV_THREADS + (int)threadIdx.x, j = u / (DOWN_K / 8), at = u % (DOWN_K / 8) * 8;
+            const int u = i * DOWN_THREADS + (int)threadIdx.x, j = u / (DOWN_K / 8), at = u % (DOWN_K / 8) * 8;
             if (u < UNITS && fp4_half_block(act + j * DOWN_BYTES, v[i], at, DOWN_K, g[j])) factors[j] = quiet_nan();
         }
         __syncthreads();
@@ -110,13 +112,13 @@ typedef struct down_args {
     int gate_ld;
 } down_args;
 
-/* Outputs of one row, two per warp: the experts' down projections, half a warp each, weighted and summed in the order of idx. */
-template <gpu_act ACT, bool SHARED> static __global__ void __launch_bounds__(GEMV_THREADS) moe_down_fast(down_args a) {
-    enum { R = 2, K = DOWN_K, PAIRS = TOP / 2, ALL = TOP + (SHARED ? 1 : 0) };
+/* Outputs of one row, one per warp: the experts' down projections, half a warp each, weighted and summed in the order of idx. */
+template <gpu_act ACT, bool SHARED> static __global__ void __launch_bounds__(DOWN_THREADS) moe_down_fast(down_args a) {
+    enum { R = DOWN_R, K = DOWN_K, PAIRS = TOP / 2, ALL = TOP + (SHARED ? 1 : 0) };
     __shared__ __align__(16) char act[ALL * DOWN_BYTES];
     __shared__ float factors[ALL], g[ALL], s2[ALL];
     const int r0 = (int)blockIdx.y, lane = threadIdx.x % 16, half = threadIdx.x % 32 / 16;
-    const int first = ((int)blockIdx.x * GEMV_WARPS + (int)threadIdx.x / 32) * R;
+    const int first = ((int)blockIdx.x * DOWN_WARPS + (int)threadIdx.x / 32) * R;
     __shared__ float weight[TOP];
     weights<1> own[PAIRS][R], shared[R];
     if (SHARED)
@@ -152,7 +154,7 @@ template <gpu_act ACT, bool SHARED> static __global__ void __launch_bounds__(GEM
         const int e = 2 * j + half;
         int64_t sum[R][1] = {};
         dot_rows<16, 1, R, 1>(sum, own[j], act + e * DOWN_BYTES, 0, K, lane);
-        const int64_t total = sum_many<R, 16>(&sum[0][0]); /* lanes 0..7: row 0, 8..15: row 1 */
+        const int64_t total = sum_many<R, 16>(&sum[0][0]);
         z[j] = finish_int(total, factors[e], ACT, s2[e], g[e]);
     }
     float out = 0;
@@ -161,14 +163,14 @@ template <gpu_act ACT, bool SHARED> static __global__ void __launch_bounds__(GEM
         const float mine = z[j / 2], v = __shfl_sync(0xffffffffu, mine, lane + j % 2 * 16);
         out = out + weight[j] * v;
     }
-    float *to = a.y + (int64_t)r0 * a.ex.hidden + first + lane / 8;
+    float *to = a.y + (int64_t)r0 * a.ex.hidden + first + lane / (16 / R);
     if (SHARED) {
         int64_t sum[R][1] = {};
         dot_rows<16, 1, R, 1>(sum, shared, act + TOP * DOWN_BYTES, 0, K, lane);
         const float v = finish_int(sum_many<R, 16>(&sum[0][0]), factors[ALL - 1], ACT, s2[ALL - 1], g[ALL - 1]);
         out = *to + (out + num_sigmoid_inline(a.shared_gate[r0 * a.gate_ld]) * v);
     }
-    if (half == 0 && lane % 8 == 0) *to = out;
+    if (half == 0 && lane % (16 / R) == 0) *to = out;
 }
 
 /* ---- the ops ---- */
@@ -200,10 +202,10 @@ bool fast_moe_in(gpu *g, float *hidden, const float *x, const gpu_experts *ex, c
 }
 
 static dim3 down_grid(const gpu_experts *ex, int rows) {
-    return dim3((unsigned)ex->hidden / (2 * GEMV_WARPS), (unsigned)rows);
+    return dim3((unsigned)ex->hidden / (DOWN_R * DOWN_WARPS), (unsigned)rows);
 }
 static bool down_fits(const gpu_experts *ex, int k) {
-    return int_mode(&ex->like_down) && ex->uniform && ex->inter == DOWN_K && ex->hidden % (2 * GEMV_WARPS) == 0 &&
+    return int_mode(&ex->like_down) && ex->uniform && ex->inter == DOWN_K && ex->hidden % (DOWN_R * DOWN_WARPS) == 0 &&
            k == TOP;
 }
 
@@ -212,9 +214,9 @@ bool fast_moe_down(gpu *g, float *y, const float *hidden, const gpu_experts *ex,
     if (!down_fits(ex, k)) return false;
     const down_args a = { y, NULL, hidden, *ex, idx, wt, ex->like_down, NULL, 0 };
     if (ex->like_down.act == GPU_ACT_FP4)
-        launch(g, moe_down_fast<GPU_ACT_FP4, false>, down_grid(ex, rows), GEMV_THREADS, 0, a);
+        launch(g, moe_down_fast<GPU_ACT_FP4, false>, down_grid(ex, rows), DOWN_THREADS, 0, a);
     else
-        launch(g, moe_down_fast<GPU_ACT_INT8, false>, down_grid(ex, rows), GEMV_THREADS, 0, a);
+        launch(g, moe_down_fast<GPU_ACT_INT8, false>, down_grid(ex, rows), DOWN_THREADS, 0, a);
     return true;
 }
 
@@ -352,10 +354,10 @@ bool gpu_moe_all(gpu *g, float *x, const gpu_moe_block *b, int rows) {
     const down_args down = { x, chosen, hidden, b->ex, NULL, NULL, b->down, gate, 1 };
     if (b->gate.act == GPU_ACT_FP4) {
         launch(g, moe_in_all<GPU_ACT_FP4>, in_grid, IN_ALL_THREADS, 0, in);
-        launch(g, moe_down_fast<GPU_ACT_FP4, true>, down_grid(&b->ex, rows), GEMV_THREADS, 0, down);
+        launch(g, moe_down_fast<GPU_ACT_FP4, true>, down_grid(&b->ex, rows), DOWN_THREADS, 0, down);
     } else {
         launch(g, moe_in_all<GPU_ACT_INT8>, in_grid, IN_ALL_THREADS, 0, in);
-        launch(g, moe_down_fast<GPU_ACT_INT8, true>, down_grid(&b->ex, rows), GEMV_THREADS, 0, down);
+        launch(g, moe_down_fast<GPU_ACT_INT8, true>, down_grid(&b->ex, rows), DOWN_THREADS, 0, down);
     }
     return true;
 }

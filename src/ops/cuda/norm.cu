@@ -214,7 +214,8 @@ bool gpu_norm_linears(gpu *g, float *const *y, const gpu_mat *const *w, int n, c
 
 /* ---- a gated norm, then one matrix, added ---- */
 
-enum { GATED_K = 4096, GATED_IT = 4, DIM = 128 };
+/* Sixteen warps: what every block does for itself, norm and quantization, is shared by more. */
+enum { GATED_K = 4096, GATED_IT = 4, DIM = 128, GATED_WARPS = 16, GATED_THREADS = 32 * GATED_WARPS };
 
 typedef struct gated_args {
     float *x;
@@ -224,13 +225,14 @@ typedef struct gated_args {
     int rows;
 } gated_args;
 
-template <int R, int M, gpu_act ACT> static __global__ void __launch_bounds__(GEMV_THREADS) gated_kernel(gated_args a) {
+template <int R, int M, gpu_act ACT>
+static __global__ void __launch_bounds__(GATED_THREADS) gated_kernel(gated_args a) {
     extern __shared__ __align__(16) char mem[];
     enum { BYTES = GATED_K + GATED_K / 2, EACH = DIM / 32 };
     float *xs = (float *)mem;
     char *act = mem + GATED_K * sizeof(float);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m0 = (int)blockIdx.y * M;
-    const int first = ((int)blockIdx.x * GEMV_WARPS + warp) * R;
+    const int first = ((int)blockIdx.x * GATED_WARPS + warp) * R;
     weights<GATED_IT> own[R];
 #pragma unroll
     for (int r = 0; r < R; r++) {
@@ -248,8 +250,8 @@ template <int R, int M, gpu_act ACT> static __global__ void __launch_bounds__(GE
         const int64_t row = (int64_t)(m0 + m < a.rows ? m0 + m : a.rows - 1) * GATED_K;
         if (m > 0) __syncthreads();
 #pragma unroll
-        for (int i8 = 0; i8 < GATED_K / DIM / GEMV_WARPS; i8++) { /* all loads first */
-            const int h = i8 * GEMV_WARPS + warp;
+        for (int i8 = 0; i8 < GATED_K / DIM / GATED_WARPS; i8++) { /* all loads first */
+            const int h = i8 * GATED_WARPS + warp;
             float e[EACH], z[EACH], l = 0;
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
@@ -279,12 +281,12 @@ template <int R, int M, gpu_act ACT> static __global__ void __launch_bounds__(GE
 }
 
 template <int M> static void gated(gpu *g, const gated_args &a) {
-    const dim3 grid(blocks_of(a.w.rows, GEMV_WARPS * 2), blocks_of(a.rows, M));
+    const dim3 grid(blocks_of(a.w.rows, GATED_WARPS), blocks_of(a.rows, M));
     const size_t smem = GATED_K * sizeof(float) + M * (GATED_K + GATED_K / 2);
     if (a.w.act == GPU_ACT_INT8)
-        launch(g, gated_kernel<2, M, GPU_ACT_INT8>, grid, GEMV_THREADS, smem, a);
+        launch(g, gated_kernel<1, M, GPU_ACT_INT8>, grid, GATED_THREADS, smem, a);
     else
-        launch(g, gated_kernel<2, M, GPU_ACT_FP4>, grid, GEMV_THREADS, smem, a);
+        launch(g, gated_kernel<1, M, GPU_ACT_FP4>, grid, GATED_THREADS, smem, a);
 }
 
 bool gpu_gated_linear_add(gpu *g, float *x, const float *in, const float *z, const float *norm, int heads, int dim,
