@@ -75,8 +75,8 @@ gpu_fault gpu_open(gpu **out, gpu_info *info, char *why) {
     g->work_changes = 1;
     g->multiprocessors = info->multiprocessors;
     cudaDeviceGetAttribute(&g->smem_optin, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
-    const char *pdl = getenv("NIBBLE_CUDA_PDL"); /* measured: no gain in graphs of these kernels, docs/BENCH.md */
-    g->pdl = info->major >= 9 && pdl && pdl[0] == '1';
+    const char *pdl = getenv("NIBBLE_CUDA_PDL");
+    g->pdl = info->major >= 9 && !(pdl && pdl[0] == '0');
     *out = g;
     return GPU_OK;
 }
