@@ -8,6 +8,7 @@ Needs `make all bench`; without MODEL_DIR the embedded model. Standard library o
 """
 import argparse
 import json
+import os
 import pathlib
 import re
 import selectors
@@ -68,18 +69,27 @@ def streams(server, n, max_tokens, until=None):
     return rate
 
 
+def event_seconds(pid):
+    """Processor time of the thread that speaks HTTP (the first one)."""
+    f = open(f"/proc/{pid}/task/{pid}/stat").read().rsplit(")", 1)[1].split()
+    return (int(f[11]) + int(f[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def overhead(model, a):
-    for n in (1, 16):
+    for n in a.streams:
         ours, bare = [], []
         s = Server(Nibble, model, "--max-seqs", n, "--ctx", 512 + a.tokens, "--log-format", "off", "--prefix-cache", 0, "-t", a.threads)
         streams(s, n, a.tokens)
+        cpu, made = event_seconds(s.p.pid), s.metric("vllm:generation_tokens_total")
         for _ in range(a.repeat):
             ours.append(streams(s, n, a.tokens))
             bare.append(float(subprocess.check_output([ROOT / f"build/{a.build}/bench/bench_loop", "--requests", str(n), "--repeat", "1",
                                                        "--max-tokens", str(a.tokens), "--threads", str(a.threads), model])))
+        per_token = (event_seconds(s.p.pid) - cpu) / (s.metric("vllm:generation_tokens_total") - made)
         s.close()
         ratio = statistics.median(x / y for x, y in zip(ours, bare))
-        print(f"{n:3} streams: {statistics.median(ours):9.1f} tokens/s served, {statistics.median(bare):9.1f} bare, overhead {100 * (1 - ratio):.1f} %")
+        print(f"{n:3} streams: {statistics.median(ours):9.1f} tokens/s served, {statistics.median(bare):9.1f} bare, overhead {100 * (1 - ratio):.1f} %; "
+              f"HTTP thread {1e6 * per_token:.0f} us of processor time a token")
 
 
 def fair(model, a):
@@ -116,6 +126,7 @@ def main():
     p.add_argument("--seconds", type=int, default=600)
     p.add_argument("--requests", type=int, default=0)
     p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--streams", type=int, nargs="+", default=[1, 16])
     p.add_argument("--build", default="x86_64-gcc", help="folder below build/ that holds bench_loop")
     a = p.parse_args()
     sys.exit({"overhead": overhead, "fair": fair, "soak": soak}[a.what](a.model, a) is False)
