@@ -132,13 +132,13 @@ static bool encode_marked(const chat *c, id_list *ids, buf *plain, const buf *re
             buf_byte(plain, text.p[i++]);
             continue;
         }
-        ok = tokenizer_encode(t, ids, (str){ plain->p + from, plain->n - from }, &as_text, e);
+        ok = tokenizer_encode(t, ids, str_skip(buf_view(plain), from), &as_text, e);
         ids_add(ids, id);
         buf_add(plain, text.p + i, n);
         from = plain->n;
         i += n;
     }
-    ok = ok && (plain->n == from || tokenizer_encode(t, ids, (str){ plain->p + from, plain->n - from }, &as_text, e));
+    ok = ok && (plain->n == from || tokenizer_encode(t, ids, str_skip(buf_view(plain), from), &as_text, e));
     free(s.ids);
     return ok;
 }
