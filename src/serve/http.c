@@ -58,10 +58,10 @@ struct http_call {
     guard *g;
     struct evhttp_request *req;
     struct evhttp_connection *conn;
-    struct event *hup;   /* the peer closed its side */
+    struct event *hup;   /* something happened to the socket; NULL: no descriptor for it */
     struct event *probe; /* look whether it was reset */
     int probes;
-    bool replied, streaming, ended;
+    bool replied, streaming, ended, half_closed;
     int status;
     size_t bytes_out;
     double started, last_write;
@@ -78,7 +78,11 @@ static const struct timeval ticking = { 0, 250000 };
 /* ---- the end of calls and connections ---- */
 
 static void call_free(http_call *c) {
-    if (c->hup) event_free(c->hup);
+    if (c->hup) {
+        const int fd = (int)event_get_fd(c->hup);
+        event_free(c->hup);
+        close(fd);
+    }
     if (c->probe) event_free(c->probe);
     if (c->g) {
         c->g->call = NULL;
@@ -181,15 +185,29 @@ static void on_probe(evutil_socket_t fd, short what, void *arg) {
         event_add(c->probe, &t);
 }
 
-static void on_half_close(evutil_socket_t fd, short what, void *arg) {
+/* Something changed: more bytes (a pipelined request), the peer closed its side, or the socket was reset. */
+static void on_change(evutil_socket_t fd, short what, void *arg) {
     static const struct timeval soon = { 0, 10000 };
-    (void)fd;
     (void)what;
     http_call *c = arg;
+    struct pollfd p = { .fd = fd, .events = POLLRDHUP };
     if (was_reset(c))
         drop(c);
-    else
+    else if (!c->half_closed && poll(&p, 1, 0) > 0 && (p.revents & POLLRDHUP)) {
+        c->half_closed = true;
         event_add(c->probe, &soon);
+    }
+}
+
+/* Edge-triggered, so on a descriptor of its own: libevent wants all events of a descriptor to be of one kind, and reports a
+ * reset as readable, which level-triggered would also be every pipelined byte. */
+static void watch_peer(http_call *c) {
+    const int fd = fcntl(bufferevent_getfd(c->g->bev), F_DUPFD_CLOEXEC, 0);
+    c->probe = event_new(c->h->base, -1, 0, on_probe, c);
+    CHECK(c->probe, "no memory for events");
+    if (fd < 0) return; /* too many open files: then only writing tells */
+    c->hup = event_new(c->h->base, fd, EV_READ | EV_CLOSED | EV_ET | EV_PERSIST, on_change, c);
+    CHECK(c->hup && event_add(c->hup, NULL) == 0, "no memory for events");
 }
 
 static void stop_reading(http_call *c) {
@@ -234,11 +252,7 @@ static void on_request(struct evhttp_request *req, void *arg) {
     const double w = h->limits.write_seconds;
     const struct timeval wait = { (time_t)w, (suseconds_t)((w - (double)(time_t)w) * 1e6) };
     bufferevent_set_timeouts(g->bev, NULL, &wait);
-    const evutil_socket_t fd = bufferevent_getfd(g->bev);
-    c->hup = event_new(h->base, fd, EV_CLOSED, on_half_close, c);
-    c->probe = event_new(h->base, -1, 0, on_probe, c);
-    CHECK(c->hup && c->probe, "no memory for events");
-    event_add(c->hup, NULL);
+    watch_peer(c);
     h->hooks.request(h->hooks.ctx, c);
 }
 

@@ -2,6 +2,7 @@
 import json
 import signal
 import socket
+import struct
 import time
 
 import pytest
@@ -370,6 +371,17 @@ def test_cancel_whole_and_queued(server):
     server.wait_metric("vllm:num_requests_running", 0, seconds=3)
     assert server.metric("nibble_requests_cancelled_total") == before + 7
     server.chat(max_tokens=2)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_reset_cancels(server, stream):
+    before = server.metric("nibble_requests_cancelled_total")
+    s = server.open_stream({"messages": USER, "ignore_eos": True, "stream": stream})
+    server.wait_metric("vllm:num_requests_running", 1)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    s.close()
+    server.wait_metric("nibble_requests_cancelled_total", before + 1, seconds=2)
+    server.wait_metric("vllm:num_requests_running", 0, seconds=2)
 
 
 @pytest.mark.parametrize("stream", [True, False])
