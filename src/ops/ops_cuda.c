@@ -214,7 +214,7 @@ static void cuda_linear_free(ops *o, linear *base) {
 }
 
 static bool same_mode(const gpu_mat *a, const gpu_mat *b) {
-    return a->act == b->act && memcmp(&a->input_scale, &b->input_scale, sizeof a->input_scale) == 0;
+    return a->act == b->act && a->input_scale == b->input_scale;
 }
 
 static const linear_quant *quant_of(const experts_desc *d, int kind, int e) {
@@ -457,12 +457,12 @@ static const gpu_spans *spans_of(cuda *c, const ops_span *s, int n) {
     }
     const size_t first = (size_t)c->cap_spans * sizeof(gpu_span); /* one upload: the rows behind the spans */
     char *at = gpu_work(c->g, GPU_WORK_SPANS, first + (size_t)c->cap_rows * sizeof(gpu_row));
-    if (at) {
+    if (at && rows + n > 0) { /* without memory the error is kept, and nothing is launched any more */
         memcpy(c->host_spans + c->cap_spans, c->host_rows, (size_t)rows * sizeof *c->host_rows);
         gpu_upload(c->g, at, c->host_spans, first + (size_t)rows * sizeof *c->host_rows);
+        d.spans = (const gpu_span *)(const void *)at;
+        d.of_row = (const gpu_row *)(const void *)(at + first);
     }
-    d.spans = (const gpu_span *)(const void *)at;
-    d.of_row = (const gpu_row *)(const void *)(at + first);
     d.rows = rows;
     /* Grids and strides depend on positions through this bound only: a power of two of tiles serves many passes. */
     int tiles = 1;
