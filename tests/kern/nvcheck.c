@@ -165,8 +165,8 @@ static void one_shape(int N, int K, fill f, mode how) {
 
 static void shapes(void **state) {
     (void)state;
-    static const int sizes[][2] = { { 16, 64 },  { 1, 16 },   { 17, 48 },  { 40, 80 },
-                                    { 64, 256 }, { 33, 512 }, { 16, 2048 } };
+    static const int sizes[][2] = { { 16, 64 },  { 1, 16 },   { 17, 48 },   { 40, 80 },
+                                    { 64, 256 }, { 33, 512 }, { 16, 2048 }, { 224, 320 } };
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
         for (fill f = 0; f < FILLS; f++)
             for (mode how = FP4; how <= FLOAT; how++) one_shape(sizes[i][0], sizes[i][1], f, how);
