@@ -86,7 +86,7 @@ typedef struct bench_column {
 } bench_column;
 typedef struct bench_cell {
     double v; /* NaN: none */
-    char text[40];
+    char text[160];
 } bench_cell;
 typedef struct bench_table {
     const bench_column *cols;

@@ -39,7 +39,7 @@ void bench_table_print(const bench_table *t, int table) {
         for (int c = 0; c < t->n_cols; c++) {
             const bench_column *col = &t->cols[c];
             if (!(col->tables & table)) continue;
-            char text[64];
+            char text[200];
             size_t width = strlen(col->head);
             for (int r = 0; r < t->rows; r++) {
                 cell_text(text, sizeof text, col, &t->cells[r * t->n_cols + c]);

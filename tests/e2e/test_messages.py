@@ -3,8 +3,11 @@ import json
 import pathlib
 import re
 import shutil
+import signal
+import struct
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -218,9 +221,28 @@ def test_lines_that_are_not_strings(nibble, tiny):
     said(nibble, "E-CMD-LINE", "tokenize", tiny, "--lines", "--file", "-", stdin=b'"good"\n17\n', text="not a JSON string")
 
 
-def test_no_address_space(nibble, tiny):
-    p = subprocess.run(["bash", "-c", f"ulimit -v 16000; exec {nibble.path} inspect {tiny}"], capture_output=True, timeout=60)
+def test_no_address_space(nibble, tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
+    head = json.dumps({"x": {"dtype": "U8", "shape": [1 << 40], "data_offsets": [0, 1 << 40]}}).encode()
+    with open(tmp_path / "m/model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(head)) + head)
+        f.truncate(8 + len(head) + (1 << 40))  # sparse
+    p = subprocess.run(["bash", "-c", f"ulimit -v 16000000; exec {nibble.path} inspect {tmp_path / 'm'}"], capture_output=True, timeout=60)
     assert p.returncode == 4 and b"nibble: E-FILE-MAP: " in p.stderr, p.stderr
+
+
+def test_check_out_and_stop(nibble, tiny, nvfp4, tmp_path):
+    said(nibble, "E-CHECK-OUT", "check", nvfp4, "--fix", tmp_path, text="it exists")
+    shutil.copytree(nvfp4, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
+    head = json.dumps({f"x{i}": {"dtype": "BF16", "shape": [1 << 29], "data_offsets": [i << 30, (i + 1) << 30]} for i in range(128)}).encode()
+    with open(tmp_path / "m/model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(head)) + head)
+        f.truncate(8 + len(head) + (1 << 37))  # 137 GB of zeros: nobody is done before the signal
+    p = subprocess.Popen([nibble.path, "check", tmp_path / "m"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(1)
+    p.send_signal(signal.SIGINT)
+    err = p.communicate(timeout=60)[1].decode()
+    assert p.returncode == 130 and err.splitlines()[-1].startswith("nibble: E-CHECK-STOPPED: "), err
 
 
 def test_result_that_cannot_be_written(nibble, tiny):

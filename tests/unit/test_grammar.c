@@ -462,6 +462,37 @@ static void test_masks(void **state) {
     tokenizer_close(t);
 }
 
+/* Tokens ahead that the grammar forbids are an error, not a mask of everything; the run goes on as before. */
+static void test_misfit(void **state) {
+    (void)state;
+    tokenizer *t;
+    grammar_vocab *v;
+    grammar_run *run;
+    err e = { 0 };
+    assert_true(tokenizer_open(&t, "assets/qwen36-tiny", &e));
+    const int vocab = tokenizer_vocab(t);
+    assert_true(grammar_vocab_new(&v, t, vocab, &e));
+    const int32_t end = tokenizer_find(t, STR("<|im_end|>"));
+    uint64_t *first = calloc((size_t)vocab / 64 + 1, sizeof *first),
+             *again = calloc((size_t)vocab / 64 + 1, sizeof *again);
+    grammar *g = compiled("{\"type\": \"object\"}");
+    assert_true(grammar_run_new(&run, g, v, 1, &end, 1, &e));
+    assert_true(grammar_mask(run, 0, NULL, 0, first, &e));
+    int32_t bad = 0;
+    while (first[bad / 64] >> (bad % 64) & 1) bad++;
+    assert_false(grammar_mask(run, 0, &bad, 1, again, &e));
+    assert_string_equal(e.id, "E-GRAMMAR-TOKEN");
+    e = (err){ 0 };
+    assert_true(grammar_mask(run, 0, NULL, 0, again, &e));
+    assert_memory_equal(first, again, ((size_t)vocab + 63) / 64 * sizeof *first);
+    free(first);
+    free(again);
+    grammar_run_free(run);
+    grammar_free(g);
+    grammar_vocab_free(v);
+    tokenizer_close(t);
+}
+
 /* A long answer makes the machine forget, and nothing changes. */
 static void test_compaction(void **state) {
     (void)state;
@@ -506,9 +537,10 @@ static int ask(void) {
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "ask") == 0) return ask();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schemas), cmocka_unit_test(test_refused),    cmocka_unit_test(test_no_dead_end),
-        cmocka_unit_test(test_depth),   cmocka_unit_test(test_thinking),   cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_masks),   cmocka_unit_test(test_compaction), cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_schemas), cmocka_unit_test(test_refused),  cmocka_unit_test(test_no_dead_end),
+        cmocka_unit_test(test_depth),   cmocka_unit_test(test_thinking), cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_masks),   cmocka_unit_test(test_misfit),   cmocka_unit_test(test_compaction),
+        cmocka_unit_test(test_hostile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
