@@ -16,8 +16,6 @@
 #include "cmd/eval.h"
 #include "eval/arms.h"
 
-extern char **environ;
-
 typedef struct options {
     arg_strings data;
     const char *heads, *trunk, *work, *draft_head, *csv, *svg, *samples;

@@ -524,8 +524,7 @@ static int run(options *o, const char *dir, err *e) {
             print_text(&x, about, &f, seconds, &p);
         code = o->has_require && (double)f.right < o->require * f.n;
         if (f.failed && f.failed == f.n)
-            ok =
-                fail(e, ERR_MACHINE, "E-EVAL-SERVER", "%s: no question was answered: %s", o->url ? o->url : dir, x.why);
+            fail(e, ERR_MACHINE, "E-EVAL-SERVER", "%s: no question was answered: %s", o->url ? o->url : dir, x.why);
     }
     if (x.fd >= 0) close(x.fd);
     free(other);

@@ -15,8 +15,6 @@
 #include "cmd/eval.h"
 #include "eval/load.h"
 
-extern char **environ;
-
 typedef struct options {
     const char *url, *model, *api_key, *data, *concurrency, *csv, *svg;
     int requests, prompt_words, max_tokens, limit;
@@ -95,12 +93,11 @@ static str made_up(arena *mem, uint64_t seed, int index, int words) {
                                               "bright", "engine", "market",  "silver", "window", "carry",
                                               "north",  "paper",  "between", "summer", "bridge", "answer",
                                               "twelve", "quiet",  "story",   "planet", "after",  "copper" };
+    const double words_known = (int)ARRAY_LEN(vocabulary);
     buf b = { 0 };
     buf_puts(&b, "[{\"role\":\"user\",\"content\":\"Continue these words with a long story:");
     for (int i = 0; i < words; i++)
-        buf_printf(
-            &b, " %s",
-            vocabulary[(size_t)(rng_uniform(seed, (uint32_t)index, (uint64_t)i, 77) * (double)ARRAY_LEN(vocabulary))]);
+        buf_printf(&b, " %s", vocabulary[(int)(rng_uniform(seed, (uint32_t)index, (uint64_t)i, 77) * words_known)]);
     buf_puts(&b, "\"}]");
     const str s = arena_str(mem, buf_view(&b));
     buf_free(&b);

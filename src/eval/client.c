@@ -250,11 +250,14 @@ int client_pending(const client *c) { return c->n; }
 void client_close(client *c) {
     if (!c) return;
     free_over(c);
-    while (c->timers) free_timer(c->timers);
-    while (c->calls) {
-        pending *p = c->calls;
+    for (timer *t = c->timers, *next; t; t = next) {
+        next = t->next;
+        event_free(t->event);
+        free(t);
+    }
+    for (pending *p = c->calls, *next; p; p = next) {
+        next = p->next;
         p->ended = true;
-        unlink_call(p);
         free_call(p);
     }
     if (c->base) event_base_free(c->base);

@@ -39,7 +39,9 @@ static int top_of(const float *x, int n) {
 
 static double log_sum(const float *x, int n, float top) {
     double sum = 0;
-    for (int i = 0; i < n; i++) sum += exp((double)x[i] - (double)top);
+    int i = 0;
+    do sum += exp((double)x[i] - (double)top);
+    while (++i < n);
     return (double)top + log(sum);
 }
 

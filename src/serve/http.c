@@ -437,7 +437,10 @@ void http_close(http *h) {
     for (guard *g = h->guards; g; g = g->next)
         if (g->call) drop(g->call);
     evhttp_free(h->ev); /* frees the listener and all connections */
-    while (h->guards) guard_free(h->guards);
+    for (guard *g = h->guards, *next; g; g = next) {
+        next = g->next;
+        guard_free(g);
+    }
     event_free(h->tick);
     free(h);
 }

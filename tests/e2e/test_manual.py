@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-COMMANDS = ("run", "chat", "serve", "logits", "inspect", "quantize", "check", "tokenize", "detokenize", "render", "bench", "eval", "trace")
+COMMANDS = ("run", "chat", "serve", "logits", "inspect", "quantize", "check", "tokenize", "detokenize", "render", "bench", "selftest", "eval", "trace")
 KINDS = ("eval kl", "eval ppl", "eval gsm8k", "eval accept", "eval ab", "eval load", "eval card")
 
 
