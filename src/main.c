@@ -21,7 +21,7 @@ static const struct command {
     { "check", "is a checkpoint sound, and what it was made from", cmd_check },
     { "tokenize", "text to token ids", cmd_tokenize },
     { "detokenize", "token ids to text", cmd_detokenize },
-    { "eval", "quality with error bars: KL, perplexity", cmd_eval },
+    { "eval", "with error bars: KL, word problems, accept length, A/B, load, model card", cmd_eval },
     { "trace", "every op of one pass: magnitude, NaN and Inf, distance from a reference", cmd_trace },
     { "selftest", "does a device return the bits of the CPU", cmd_selftest },
     { "bench", "speed beside what the memory allows", cmd_bench },

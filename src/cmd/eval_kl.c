@@ -184,12 +184,15 @@ static void html_figures_row(buf *b, const char *label, const compare_figures *f
     html_cell(b, false, "%d", f->positions);
     if (ref) {
         html_cell(b, false, "%.3g", f->kl.value);
-        html_cell(b, false, "%.3g to %.3g", f->kl.lo, f->kl.hi);
+        if (isnan(f->kl.lo)) /* one text has no spread */
+            html_cell(b, false, "-");
+        else
+            html_cell(b, false, "%.3g to %.3g", f->kl.lo, f->kl.hi);
         html_cell(b, false, "%.3g", f->kl_p99);
         html_cell(b, false, "%.2f %%", 100 * f->top.value);
-        html_cell(b, false, "%.3f", exp(f->want_nll.value));
+        html_cell(b, false, "%.5g", exp(f->want_nll.value));
     }
-    html_cell(b, false, "%.3f", exp(f->nll.value));
+    html_cell(b, false, "%.5g", exp(f->nll.value));
     html_row_end(b);
 }
 

@@ -75,7 +75,7 @@ def test_parts(nibble, tiny, nvfp4, tmp_path):
     kinds = {g["name"]: g for g in r["by_kind"]}
     assert len(kinds) > 3 and sum(g["positions"] for g in kinds.values()) == r["all"]["positions"] == sum(g["positions"] for g in r["by_position"])
     html = (tmp_path / "r.html").read_text()
-    assert html.startswith("<!doctype html>") and html.count("<svg") == 2 and "layer 7 (attention)" in html and "src=" not in html
+    assert html.startswith("<!doctype html>") and html.count("<svg") == 2 and "layer 7 (attention)" in html and "src=" not in html and "nan" not in html
 
 
 def test_ppl(nibble, tiny, ids):
