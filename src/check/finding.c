@@ -270,7 +270,7 @@ void finding_objects(buf *out, const finding *x, int most) {
                 if (v[i].text.p[k] == 1 && which < v[i].n)
                     put_numbers(out, v + i, n, which++);
                 else
-                    buf_byte(out, v[i].text.p[k] >= 0 && v[i].text.p[k] < 0x20 ? '?' : v[i].text.p[k]);
+                    buf_byte(out, (unsigned char)v[i].text.p[k] < 0x20 ? '?' : v[i].text.p[k]);
         } else {
             rest += n;
         }

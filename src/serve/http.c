@@ -122,10 +122,17 @@ static void guard_free(guard *g) {
     }
 }
 
+/* Before evhttp frees a connection: it closes the descriptor, but the bufferevent lives on for its guard, and events of it that
+ * are still waiting would read and write whatever connection gets the same number next. */
+static void let_go(guard *g) {
+    if (g) bufferevent_disable(g->bev, EV_READ | EV_WRITE);
+}
+
 /* evhttp closed the connection: by itself, after the last reply, or because of an error. */
 static void on_connection_closed(struct evhttp_connection *conn, void *arg) {
     (void)conn;
     http_call *c = arg;
+    let_go(c->g);
     struct evhttp_request *req = c->req;
     /* When the request was being answered evhttp has taken it off the connection and left it to us. */
     const bool ours = !c->ended && req && evhttp_request_get_connection(req) == NULL;
@@ -138,6 +145,7 @@ static void on_connection_closed(struct evhttp_connection *conn, void *arg) {
 static void on_reply_complete(struct evhttp_request *req, void *arg) {
     (void)req;
     http_call *c = arg;
+    let_go(c->g); /* evhttp closes the connection now, or switches reading on for the next request */
     if (c->conn) evhttp_connection_set_closecb(c->conn, NULL, NULL);
     call_over(c);
 }
@@ -145,6 +153,7 @@ static void on_reply_complete(struct evhttp_request *req, void *arg) {
 /* The peer was found gone: end everything. */
 static void drop(http_call *c) {
     struct evhttp_connection *conn = c->conn;
+    let_go(c->g);
     evhttp_connection_set_closecb(conn, NULL, NULL);
     evhttp_request_set_on_complete_cb(c->req, NULL, NULL);
     c->conn = NULL;
@@ -295,6 +304,7 @@ static void replace_page(evutil_socket_t fd, short what, void *arg) {
     int status = atoi(head + 9);
     if (status < 400) return;
     g->replaced = true;
+    bufferevent_disable(g->bev, EV_READ); /* evhttp closes the connection behind its page: see let_go */
     fault f = { 0 };
     if (status == 413)
         fault_set(&f, 413, "body_too_large", "the body or the headers are larger than allowed");
