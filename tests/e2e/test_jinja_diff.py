@@ -2,7 +2,7 @@
 and chat templates in the styles that checkpoints ship. SEED=n chooses other ones (the default is fixed, so that a run says
 something about the change it tests), COUNT=n how many.
 
-The program under test is build/*/tests/unit/test_jinja --lines (JSON lines in and out, one process for all cases).
+The program under test is build/ARCH-*/tests/unit/test_jinja --lines (JSON lines in and out, one process for all cases).
 """
 import json
 import os
@@ -69,7 +69,7 @@ def reference(template, context):
 
 @pytest.fixture(scope="module")
 def ours():
-    found = os.environ.get("TEST_JINJA") or max(ROOT.glob("build/*/tests/unit/test_jinja"), key=lambda p: p.stat().st_mtime, default=None)
+    found = os.environ.get("TEST_JINJA") or max(ROOT.glob(f"build/{os.uname().machine}-*/tests/unit/test_jinja"), key=lambda p: p.stat().st_mtime, default=None)
     if not found:
         pytest.skip("tests/unit/test_jinja is not built: run make tests")
     with subprocess.Popen([str(found), "--lines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as p:
