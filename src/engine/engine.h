@@ -219,7 +219,7 @@ void loop_close(loop *l);
 NODISCARD bool loop_submit(loop *l, uint64_t *handle, const loop_request *r, err *e);
 /* Any thread. All choices end with GEN_CANCEL before their next token; nothing happens when the request is over. */
 void loop_cancel(loop *l, uint64_t handle);
-/* Any thread: as of the end of the last step. */
+/* Any thread: as of the end of the last step or choice; a choice is counted before its on_done. */
 loop_stats loop_counted(loop *l);
 /* One step, on the owner thread; false when there was nothing to do. */
 bool loop_step(loop *l);

@@ -140,7 +140,7 @@ static void take_inbox(loop *l) {
     }
 }
 
-static void publish(loop *l) {
+void loop_publish(loop *l) {
     l->counts.running = l->n_active;
     l->counts.waiting = l->n_queue;
     if (l->prefix) {
@@ -194,14 +194,14 @@ bool loop_step(loop *l) {
     l->work_seconds = 0;
     const int rows = sched_plan(l);
     if (rows > 0) {
+        l->counts.steps++; /* before the answers that it completes are handed out */
+        if (l->n_decode > 0) l->counts.depth_steps[l->step_depth]++;
         if (!run_pass(l, &e)) fail_all(l, &e);
         if (l->timed && l->n_decode > 0) depth_timed(&l->model, l->n_decode, l->step_depth, l->work_seconds);
-        if (l->n_decode > 0) l->counts.depth_steps[l->step_depth]++;
-        l->counts.steps++;
         l->counts.step_seconds += clock_seconds() - t0;
         l->counts.work_seconds += l->work_seconds;
     }
-    publish(l);
+    loop_publish(l);
     return rows > 0 || l->n_queue > 0;
 }
 

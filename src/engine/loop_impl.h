@@ -122,6 +122,11 @@ struct loop {
     pthread_t thread;
 };
 
+/* ---- loop.c ---- */
+
+/* Let others see what was counted so far. */
+void loop_publish(loop *l);
+
 /* ---- request.c ---- */
 
 NODISCARD bool request_new(request **out, loop *l, const loop_request *q, err *e);

@@ -119,6 +119,7 @@ static void end(loop *l, seq *s) {
         sched_unqueue(l, s);
     s->phase = SEQ_ENDED;
     if (s->out.output_tokens > 0) s->out.decode_seconds = clock_seconds() - s->r->submitted_at - s->out.prompt_seconds;
+    loop_publish(l); /* who has its answer finds it counted */
     s->r->q.on_done(s->r->q.ctx, s->choice, &s->out, &s->fault);
     forget(l, s);
 }

@@ -61,7 +61,7 @@ struct http_call {
     struct event *hup;   /* something happened to the socket; NULL: no descriptor for it */
     struct event *probe; /* look whether it was reset */
     int probes;
-    bool replied, streaming, ended, half_closed;
+    bool replied, streaming, ended, answered, half_closed;
     int status;
     size_t bytes_out;
     double started, last_write;
@@ -92,7 +92,14 @@ static void call_free(http_call *c) {
     free(c);
 }
 
+static void answered(http_call *c) {
+    if (c->answered) return;
+    c->answered = true;
+    c->h->hooks.answered(c->h->hooks.ctx, c);
+}
+
 static void call_over(http_call *c) {
+    answered(c);
     c->h->hooks.over(c->h->hooks.ctx, c);
     call_free(c);
 }
@@ -518,6 +525,7 @@ void http_reply(http_call *c, int status, const char *content_type, str body) {
     c->last_write = clock_seconds();
     c->gone = NULL;
     if (content_type) http_reply_header(c, "Content-Type", content_type);
+    answered(c);
     event_del(c->probe);
     struct evbuffer *b = evbuffer_new();
     CHECK(b && evbuffer_add(b, body.p, body.n) == 0, "no memory for a reply");
@@ -582,6 +590,7 @@ void http_stream_end(http_call *c) {
     guard *g = c->g;
     c->ended = true;
     c->gone = NULL;
+    answered(c);
     evhttp_send_reply_end(c->req); /* may be the end of the call */
     if (g->call == c) stop_reading(c);
 }

@@ -27,7 +27,9 @@ typedef struct http_limits {
 
 typedef struct http_hooks {
     void (*request)(void *ctx, http_call *c); /* must answer, at once or later */
-    /* The answer is complete or the peer is gone; the call is freed after this. */
+    /* Once per call: its answer is complete and its last bytes have not left yet, or the peer is gone before that. */
+    void (*answered)(void *ctx, http_call *c);
+    /* The peer has the answer or is gone; the call is freed after this. */
     void (*over)(void *ctx, http_call *c);
     void *ctx;
 } http_hooks;

@@ -171,11 +171,15 @@ static void on_request(void *ctx, http_call *c) {
         begin_chat(s, c, d);
 }
 
+static void on_answered(void *ctx, http_call *call) {
+    server *s = ctx;
+    const int status = http_call_status(call);
+    s->counts.http[status >= 100 && status < 600 ? status / 100 : 0]++;
+}
+
 static void on_over(void *ctx, http_call *call) {
     server *s = ctx;
     chat *c = http_call_owner(call);
-    const int status = http_call_status(call);
-    s->counts.http[status >= 100 && status < 600 ? status / 100 : 0]++;
     access_log(s, call, c);
     if (!c) return;
     list_remove(s, c);
@@ -362,7 +366,7 @@ static void close_all(server *s) {
 
 bool server_run(const serve_options *o, int *code, err *e) {
     server s = { .o = o, .log_fd = -1, .started = clock_seconds(), .name = name_of(o) };
-    const http_hooks hooks = { .request = on_request, .over = on_over, .ctx = &s };
+    const http_hooks hooks = { .request = on_request, .answered = on_answered, .over = on_over, .ctx = &s };
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.work, NULL);
     signal(SIGPIPE, SIG_IGN);

@@ -97,6 +97,12 @@ class Server:
             assert time.time() < end, f"{name} {labels} is {got}, not {value}"
             time.sleep(0.02)
 
+    def wait_said(self, id, seconds=20):
+        end = time.time() + seconds
+        while not self.said(id):
+            assert time.time() < end, self.lines[-20:]
+            time.sleep(0.02)
+
     def stop(self, sig=signal.SIGTERM, exit=0, timeout=60):
         self.p.send_signal(sig)
         assert self.p.wait(timeout) == exit, "\n".join(self.lines[-20:])
