@@ -16,6 +16,12 @@ typedef struct post {
     void *ctx;
 } post;
 
+/* Looks for what ends an answer: a stop string, the end of the one call that may be made. */
+typedef struct watcher {
+    reply r;
+    bool called;
+} watcher;
+
 struct job_bridge {
     pthread_mutex_t lock;
     job *dirty, **dirty_end;
@@ -36,9 +42,10 @@ struct job {
     int done_rows, total_rows;
     int n_top, choices;
     job_result *results; /* [choices]: written before the token that says so */
-    reply *watch;        /* [choices] engine thread: looks for stop strings; NULL without any */
+    watcher *watch;      /* [choices] engine thread; NULL: nothing but the engine ends an answer */
     char **stops;        /* [n_stops] */
     int n_stops;
+    arena mem; /* of tools */
     void *held;
     void (*held_free)(void *held);
     /* event thread */
@@ -179,13 +186,19 @@ static void put_top_locked(job_news *n, const int32_t *ids, const double *values
 static bool on_token(void *ctx, int choice, int32_t id, double logprob, const int32_t *top_ids,
                      const double *top_logprobs) {
     job *j = ctx;
-    const bool go_on = !j->watch || reply_push(&j->watch[choice], id);
+    const bool go_on = !j->watch || (reply_push(&j->watch[choice].r, id) && !j->watch[choice].called);
     pthread_mutex_lock(&j->b->lock);
     const size_t top = j->news.n_top;
     if (top_ids) put_top_locked(&j->news, top_ids, top_logprobs, j->n_top);
     put_locked(j, (job_token){ choice, id, logprob, top });
     pthread_mutex_unlock(&j->b->lock);
     return go_on;
+}
+
+static void on_piece(void *ctx, split_kind kind, str text) {
+    (void)text;
+    watcher *w = ctx;
+    if (kind == SPLIT_CALL_END) w->called = true;
 }
 
 static void on_prompt(void *ctx, int choice, int done, int total) {
@@ -208,6 +221,38 @@ static void on_done(void *ctx, int choice, const gen_result *r, const err *e) {
 
 /* ---- the event thread's side ---- */
 
+/* The request's trees go when its client does, which may be while the engine is at work. */
+static const json *copy_tree(arena *mem, const json *v) {
+    static const json_limits limits = { .max_depth = JSON_DEPTH_MAX, .allow_duplicates = true };
+    buf b = { 0 };
+    err e = { 0 };
+    const json *copy = NULL;
+    json_write(&b, v);
+    CHECK(json_parse(&copy, mem, buf_view(&b), "tools", &limits, &e), "%s", e.msg);
+    buf_free(&b);
+    return copy;
+}
+
+static void open_watch(job *j, const job_spec *s) {
+    if (!s->n_stops && !s->one_call_of) return;
+    const json *tools = s->one_call_of ? copy_tree(&j->mem, s->one_call_of) : NULL;
+    j->n_stops = s->n_stops;
+    j->stops = xcalloc((size_t)s->n_stops + 1, sizeof *j->stops);
+    for (int i = 0; i < s->n_stops; i++) j->stops[i] = xstrdup(s->stops[i]);
+    j->watch = xcalloc((size_t)j->choices, sizeof *j->watch);
+    for (int i = 0; i < j->choices; i++) {
+        watcher *w = &j->watch[i];
+        const char *const *stops = (const char *const *)j->stops;
+        if (tools)
+            reply_init(&w->r, s->tok, s->thinking, tools, stops, s->n_stops);
+        else
+            reply_init_plain(&w->r, s->tok, stops, s->n_stops);
+        w->r.min_tokens = s->min_tokens;
+        w->r.on_piece = on_piece;
+        w->r.ctx = w;
+    }
+}
+
 bool job_submit(job **out, job_bridge *b, loop *l, const job_spec *s, err *e) {
     job *j = xcalloc(1, sizeof *j);
     j->b = b;
@@ -219,16 +264,7 @@ bool job_submit(job **out, job_bridge *b, loop *l, const job_spec *s, err *e) {
     j->owner = s->owner;
     j->held = s->held;
     j->held_free = s->held_free;
-    if (s->n_stops) {
-        j->n_stops = s->n_stops;
-        j->stops = xcalloc((size_t)s->n_stops, sizeof *j->stops);
-        for (int i = 0; i < s->n_stops; i++) j->stops[i] = xstrdup(s->stops[i]);
-        j->watch = xcalloc((size_t)j->choices, sizeof *j->watch);
-        for (int i = 0; i < j->choices; i++) {
-            reply_init_plain(&j->watch[i], s->tok, (const char *const *)j->stops, s->n_stops);
-            j->watch[i].min_tokens = s->min_tokens;
-        }
-    }
+    open_watch(j, s);
     loop_request q = s->request;
     q.choices = j->choices;
     q.on_token = on_token;
@@ -294,9 +330,10 @@ void job_free(job *j) {
     for (int i = 0; i < j->n_stops; i++) free(j->stops[i]);
     free(j->stops);
     if (j->held) j->held_free(j->held);
-    for (int i = 0; j->watch && i < j->choices; i++) reply_free(&j->watch[i]);
+    for (int i = 0; j->watch && i < j->choices; i++) reply_free(&j->watch[i].r);
     free(j->watch);
     free(j->results);
+    arena_free(&j->mem);
     job_news_free(&j->news);
     free(j);
 }

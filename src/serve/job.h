@@ -46,6 +46,9 @@ typedef struct job_spec {
     const tokenizer *tok;
     const char *const *stops; /* [n_stops], copied */
     int n_stops, min_tokens;
+    /* The same with the end of the first tool call; NULL: there may be any number of calls. */
+    const json *one_call_of; /* the request's tools array, copied */
+    bool thinking;           /* the prompt ends inside a thought */
     void *held; /* what the request needs as long as it runs; given to held_free at the end of the job; may be NULL */
     void (*held_free)(void *held);
     void (*ready)(void *owner); /* event thread: there is news */

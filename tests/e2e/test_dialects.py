@@ -135,6 +135,10 @@ def test_response_tool_loop(o):
     history += [i.to_dict() for i in r.output] + [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 21 degrees"}]
     r = o.responses.create(model="qwen36-tiny", input=history, tools=[tool], temperature=0, reasoning={"effort": "none"})
     assert r.status == "completed" and r.output
+    # one call ends the answer, whatever the model would say behind it
+    r = o.responses.create(model="qwen36-tiny", input=ASK_WEATHER, tools=[tool], temperature=0, reasoning={"effort": "none"}, parallel_tool_calls=False,
+                           extra_body={"ignore_eos": True})
+    assert r.status == "completed" and r.output[-1].type == "function_call" and r.output[-1].arguments == call.arguments
     # none: the tools are not even shown
     r = o.responses.create(model="qwen36-tiny", input=ASK_WEATHER, tools=[tool], tool_choice="none", temperature=0)
     assert all(i.type != "function_call" for i in r.output)
@@ -236,6 +240,9 @@ def test_message_tool_loop(a):
         final = s.get_final_message()
     assert final.content[-1].input == use.input and final.stop_reason == "tool_use"
     assert json.loads("".join(e.partial_json for e in got if e.type == "input_json")) == use.input
+    alone = {**ask, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "extra_body": {**GREEDY, "ignore_eos": True}}
+    one = a.messages.create(**alone, messages=history)  # the call ends the answer, whatever the model would say behind it
+    assert one.stop_reason == "tool_use" and one.content[-1].input == use.input
     history += [{"role": "assistant", "content": [b.to_dict() for b in m.content]},
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "sunny, 21 degrees"}]}]}]
     m = a.messages.create(**ask, messages=history)

@@ -6,6 +6,9 @@ import pytest
 from serving import Server
 
 USER = [{"role": "user", "content": "Tom has 3 apples and buys 4. How many?"}]
+WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
+CITY = [{"type": "function", "function": {"name": "get_weather", "description": "Weather of a city", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
 CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "y"]}, "c": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}},
           "required": ["a", "b"], "additionalProperties": False}
@@ -87,6 +90,26 @@ def test_calls(server, thinking, choice):
     assert call["name"] == "get_time" if isinstance(choice, dict) else call["name"] in ("get_time", "get_weather")
     args = json.loads(call["arguments"])
     assert set(args) == {"city", "days"} and len(args["city"]) <= 10 and 1 <= args["days"] <= 9
+
+
+@pytest.mark.parametrize("how", ["free", "required", "thought"])
+def test_one_call_ends_the_answer(server, how):
+    """parallel_tool_calls false: nothing is generated behind the first call, though the model would go on."""
+    body = {"messages": WEATHER, "temperature": 0, "max_tokens": 400, "tools": CITY, "return_token_ids": True, "tool_choice": "auto" if how == "free" else "required",
+            "ignore_eos": how == "free", "chat_template_kwargs": {"enable_thinking": how == "thought"}, "n": 2}
+    more = server.post(CHAT, body)
+    one = server.post(CHAT, {**body, "parallel_tool_calls": False})
+    assert ("reasoning_content" in one["choices"][0]["message"]) == (how == "thought")
+    for a, b in zip(more["choices"], one["choices"]):
+        assert b["finish_reason"] == "tool_calls" and len(b["message"]["tool_calls"]) == 1
+        assert b["message"]["tool_calls"][0]["function"] == a["message"]["tool_calls"][0]["function"]
+        ids = b["token_ids"]
+        assert ids == a["token_ids"][:len(ids)] and len(ids) < len(a["token_ids"])
+        text = server.post("/detokenize", {"tokens": ids})["prompt"]
+        assert text.rstrip().endswith("</function>") and "</function>" not in server.post("/detokenize", {"tokens": ids[:-1]})["prompt"]
+    assert one["usage"]["completion_tokens"] == sum(len(c["token_ids"]) for c in one["choices"])
+    m, finish = both(server, {**body, "parallel_tool_calls": False, "n": 1})
+    assert finish == "tool_calls" and [t["function"] for t in m["tool_calls"]] == [t["function"] for t in one["choices"][0]["message"]["tool_calls"]]
 
 
 def test_tool_loop(server):
