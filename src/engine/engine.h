@@ -195,6 +195,10 @@ typedef struct loop_request {
     void *ctx;
 } loop_request;
 
+enum { LOOP_ROWS_CLASSES = 16 };
+/* Passes of 1 to 8 rows are told apart; then up to 16, 32, 64 ... rows; the last place has all that is larger. */
+int loop_rows_class(int rows);
+
 typedef struct loop_stats {
     int running, waiting;                                                       /* choices */
     int64_t submitted, finished, cancelled, failed, expired, preempted, shared; /* choices; shared: prompt taken over */
@@ -206,8 +210,11 @@ typedef struct loop_stats {
     int64_t rounds, drafted, accepted;                      /* a draft that is not accepted is a wasted row */
     int64_t drafted_at[ENGINE_MAX_DRAFT], accepted_at[ENGINE_MAX_DRAFT];
     int64_t depth_steps[ENGINE_MAX_DRAFT + 1]; /* passes with generating sequences, by drafts per round */
-    double step_seconds;                       /* in steps that did something */
-    double work_seconds;                       /* of these: in the model, in sampling and in callbacks */
+    /* Routed experts read: of the trunk's passes with about so many rows (places as in loop_rows_class), layers, and the
+     * different experts that these read. 0 where the device does not count. */
+    int64_t moe_layers[LOOP_ROWS_CLASSES], moe_experts[LOOP_ROWS_CLASSES];
+    double step_seconds; /* in steps that did something */
+    double work_seconds; /* of these: in the model, in sampling and in callbacks */
 } loop_stats;
 
 /* Takes all slots of the engine that no session holds. Errors: E-ENGINE-SLOTS (none), E-MACHINE-MEMORY. */

@@ -131,6 +131,13 @@ bool round_draft(loop *l, err *e) {
 
 /* ---- the trunk ---- */
 
+int loop_rows_class(int rows) {
+    int c = 7;
+    if (rows <= 8) return rows - 1;
+    for (int limit = 8; limit < rows && c < LOOP_ROWS_CLASSES - 1; limit *= 2) c++;
+    return c;
+}
+
 void round_trunk(loop *l) {
     engine *g = l->g;
     int n = 0, rows = 0;
@@ -152,8 +159,12 @@ void round_trunk(loop *l) {
     }
     if (n == 0) return;
     const double t0 = clock_seconds();
+    const int64_t layers = g->o->moe_calls, read = g->o->moe_experts;
     forward_trunk(&g->sc, &g->st, l->ids, NULL, l->spans, n);
     timed(l, t0);
+    const int class = loop_rows_class(rows);
+    l->counts.moe_layers[class] += g->o->moe_calls - layers;
+    l->counts.moe_experts[class] += g->o->moe_experts - read;
 }
 
 /* ---- prompts ---- */

@@ -145,6 +145,8 @@ struct ops {
     const char *isa;
     int threads;
     void *self;
+    /* Calls of moe so far and the different experts that their batches needed; 0 where a backend does not count. */
+    int64_t moe_calls, moe_experts;
 
     /* ---- memory ---- */
     bool (*mem_new)(ops *o, void **out, size_t bytes, err *e); /* zeroed, 64-byte aligned; E-MACHINE-MEMORY */

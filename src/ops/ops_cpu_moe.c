@@ -190,6 +190,8 @@ void cpu_moe_hidden(ops *o, float *y, float *hidden, const float *x, const exper
     j.groups = (group *)(p + h_bytes);
     j.pair = (int32_t *)(p + h_bytes + g_bytes);
     sort_pairs(&j, (int32_t *)(p + h_bytes + g_bytes + p_bytes), idx);
+    o->moe_calls++;
+    o->moe_experts += j.n_groups;
     const size_t wide = (size_t)(ex->inter > ex->hidden ? ex->inter : ex->hidden);
     cpu_own_need(c, ex->packed_in ? packed_own_bytes(c, ex) : PAIR_BLOCK * ((size_t)ex->hidden + wide) * sizeof(float));
     cpu_run(c, moe_part, &j, j.cost * ex->hidden * 0.03);

@@ -615,6 +615,35 @@ static void test_acceptance(void **state) {
     engine_close(one);
 }
 
+/* One row reads as many experts as it is routed to; several share some, and never read more than there are. */
+static void test_experts_counted(void **state) {
+    (void)state;
+    assert_int_equal(loop_rows_class(8), 7);
+    assert_int_equal(loop_rows_class(9), 8);
+    assert_int_equal(loop_rows_class(16), 8);
+    assert_int_equal(loop_rows_class(17), 9);
+    assert_int_equal(loop_rows_class(1 << 30), LOOP_ROWS_CLASSES - 1);
+    engine *g = open_engine(TINY, 1, 64, 2, 0);
+    loop *l = open_loop(g, &(loop_options){ .depth = 2, .fixed_depth = true });
+    const wanted w = { .n_prompt = 40, .stop = -1, .choices = 1, .max_tokens = 12 };
+    ticket a = { 0 }, b = { 0 };
+    submit(l, &a, &w, 0, 0);
+    finish(l, 100);
+    submit(l, &b, &w, -1, 0);
+    finish(l, 100);
+    const loop_stats s = loop_counted(l);
+    const int64_t topk = g->config.topk, most = g->config.experts;
+    assert_true(s.moe_layers[0] >= 11 * g->config.layers);
+    assert_int_equal(s.moe_experts[0], s.moe_layers[0] * topk);
+    const int three = loop_rows_class(3), prompt = loop_rows_class(40);
+    assert_true(s.moe_layers[three] > 0 && s.moe_layers[prompt] == 2 * g->config.layers);
+    assert_true(s.moe_experts[three] > topk * s.moe_layers[three] &&
+                s.moe_experts[three] < 3 * topk * s.moe_layers[three]);
+    assert_true(s.moe_experts[prompt] <= most * s.moe_layers[prompt]);
+    loop_close(l);
+    engine_close(g);
+}
+
 /* A long prompt and short ones beside running sequences: every step yields a token for each of them and takes prompt rows. */
 static void test_fairness(void **state) {
     (void)state;
@@ -770,6 +799,7 @@ int main(void) {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_mixes),
                                         cmocka_unit_test(test_mixes_nvfp4),
                                         cmocka_unit_test(test_edits_are_screened),
+                                        cmocka_unit_test(test_experts_counted),
                                         cmocka_unit_test(test_poison),
                                         cmocka_unit_test(test_preemption_and_sharing),
                                         cmocka_unit_test(test_steady_state),
