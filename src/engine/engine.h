@@ -198,6 +198,8 @@ typedef struct loop_request {
 enum { LOOP_ROWS_CLASSES = 16 };
 /* Passes of 1 to 8 rows are told apart; then up to 16, 32, 64 ... rows; the last place has all that is larger. */
 int loop_rows_class(int rows);
+/* The most rows of a class below the last. */
+int loop_rows_class_most(int class);
 
 typedef struct loop_stats {
     int running, waiting;                                                       /* choices */

@@ -138,6 +138,8 @@ int loop_rows_class(int rows) {
     return c;
 }
 
+int loop_rows_class_most(int class) { return class < 8 ? class + 1 : 8 << (class - 7); }
+
 void round_trunk(loop *l) {
     engine *g = l->g;
     int n = 0, rows = 0;

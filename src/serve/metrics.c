@@ -139,6 +139,28 @@ static void write_speculation(const writer *w, const loop_stats *l) {
     }
 }
 
+/* Different experts over layers is what a layer reads; by the largest number of rows of the passes counted. */
+static void write_experts(const writer *w, const loop_stats *l) {
+    char extra[48];
+    const struct {
+        const char *name, *help;
+        const int64_t *v;
+    } all[] = {
+        { "nibble_moe_layers_total", "layers of routed experts computed, by rows of the pass (up to)", l->moe_layers },
+        { "nibble_moe_experts_total", "different experts that these read", l->moe_experts },
+    };
+    for (size_t k = 0; k < ARRAY_LEN(all); k++) {
+        head(w, all[k].name, "counter", all[k].help);
+        for (int c = 0; c < LOOP_ROWS_CLASSES; c++) {
+            if (c == LOOP_ROWS_CLASSES - 1)
+                snprintf(extra, sizeof extra, ",rows=\"more\"");
+            else
+                snprintf(extra, sizeof extra, ",rows=\"%d\"", loop_rows_class_most(c));
+            number(w, all[k].name, extra, (double)all[k].v[c]);
+        }
+    }
+}
+
 static void write_engine(const writer *w, const loop_stats *l) {
     one(w, "vllm:num_requests_running", "gauge", "choices that have a slot", l->running);
     one(w, "vllm:num_requests_waiting", "gauge", "choices that wait for one", l->waiting);
@@ -164,6 +186,7 @@ static void write_engine(const writer *w, const loop_stats *l) {
     one(w, "nibble_prefix_forgotten_total", "counter", "dropped because their sequence came out not finite",
         (double)l->prefix_forgotten);
     write_speculation(w, l);
+    write_experts(w, l);
 }
 
 void metrics_write(buf *out, const metrics *m, const loop_stats *l, const metrics_gauges *g) {

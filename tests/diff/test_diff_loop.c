@@ -402,24 +402,41 @@ static void test_poison(void **state) {
     free(all);
 }
 
+/* Low priorities hold all slots; a higher one takes one in the middle of a prompt, another in the middle of an answer. */
+static void preempt_twice(engine *g, int slots, const wanted *low, wanted *all, int n) {
+    loop *l = open_loop(g, &(loop_options){ .depth = 2, .fixed_depth = true });
+    ticket *t = calloc((size_t)(slots + n), sizeof *t), *newest = &t[slots - 1];
+    for (int i = 0; i < slots; i++) submit(l, &t[i], low, -1, 0);
+    loop_step(l);
+    assert_int_equal(loop_counted(l).running, slots);
+    assert_int_equal(newest->got[0].n, 0);
+    submit(l, &t[slots], &all[0], -1, 1);
+    loop_step(l);
+    assert_int_equal(loop_counted(l).preempted, 1);
+    while (newest->got[0].n < 4) assert_true(loop_step(l));
+    for (int i = 1; i < n; i++) submit(l, &t[slots + i], &all[i], -1, i);
+    loop_step(l);
+    assert_true(loop_counted(l).preempted >= 2 && !newest->ended);
+    finish(l, 10000);
+    for (int i = 0; i < slots + n; i++) check(&t[i], "preemption");
+    loop_close(l);
+    free(t);
+}
+
 /* One slot, taken from a low priority by a higher one in the prompt and in the middle of the answer; two choices that share. */
 static void test_preemption_and_sharing(void **state) {
     (void)state;
     enum { N = 6 };
     rnd r = rnd_open(seed + 4);
     wanted *all = few(N, &r);
+    wanted low = { .n_prompt = 60, .max_tokens = 40, .stop = -1, .choices = 1 };
+    for (int i = 0; i < low.n_prompt; i++) low.prompt[i] = (int32_t)rnd_below(&r, 1544);
+    engine *first = open_engine(TINY, 1, 0, 1, 0);
+    run_alone(first, &low, 0);
+    engine_close(first);
     for (int slots = 1; slots <= 2; slots++) {
         engine *g = open_engine(TINY, slots, 8, 1, 0);
-        loop *l = open_loop(g, &(loop_options){ .depth = 2, .fixed_depth = true });
-        ticket t[N] = { 0 };
-        for (int i = 0; i < N; i++) {
-            submit(l, &t[i], &all[i], -1, i);
-            for (int k = 0; k < 1 + 3 * i; k++) loop_step(l);
-        }
-        finish(l, 10000);
-        for (int i = 0; i < N; i++) check(&t[i], "preemption");
-        assert_true(loop_counted(l).preempted > 0);
-        loop_close(l);
+        preempt_twice(g, slots, &low, all, N);
         engine_close(g);
     }
     engine *alone = open_engine(TINY, 1, 0, 1, 0), *g = open_engine(TINY, 2, 8, 1, 0);
@@ -623,6 +640,10 @@ static void test_experts_counted(void **state) {
     assert_int_equal(loop_rows_class(16), 8);
     assert_int_equal(loop_rows_class(17), 9);
     assert_int_equal(loop_rows_class(1 << 30), LOOP_ROWS_CLASSES - 1);
+    for (int c = 0; c < LOOP_ROWS_CLASSES - 1; c++) {
+        assert_int_equal(loop_rows_class(loop_rows_class_most(c)), c);
+        assert_int_equal(loop_rows_class(loop_rows_class_most(c) + 1), c + 1);
+    }
     engine *g = open_engine(TINY, 1, 64, 2, 0);
     loop *l = open_loop(g, &(loop_options){ .depth = 2, .fixed_depth = true });
     const wanted w = { .n_prompt = 40, .stop = -1, .choices = 1, .max_tokens = 12 };

@@ -1,5 +1,6 @@
 """`nibble serve`: endpoints, fields and faults, spoken to with the standard library alone."""
 import json
+import re
 import signal
 import socket
 import struct
@@ -99,6 +100,12 @@ def test_metrics(server):
     assert len(names) == len(set(names)) > 30
     for line in text.splitlines():
         assert line.startswith("#") or float(line.rsplit(" ", 1)[1]) >= 0
+    by_rows = {}
+    for name in ("nibble_moe_layers_total", "nibble_moe_experts_total"):
+        by_rows[name] = {re.search('rows="(.+?)"', line)[1]: float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + "{")}
+        assert list(by_rows[name])[:9] == [*"12345678", "16"] and list(by_rows[name])[-1] == "more"
+    layers, experts = by_rows.values()
+    assert layers["3"] > 0 and layers["3"] < experts["3"]  # rounds of two drafts
 
 
 # ---- chat ----
