@@ -32,6 +32,16 @@ static inline bool is_emulated(void) {
     return runner && strstr(runner, "qemu");
 }
 
+/* Few combinations, but every kind once: NIBBLE_TEST_SHORT=1 asks for it. NIBBLE_TEST_LONG=1 asks for whole products. */
+static inline bool is_short(void) {
+    const char *v = getenv("NIBBLE_TEST_SHORT");
+    return is_emulated() || (v && *v && strcmp(v, "0") != 0);
+}
+static inline bool is_long(void) {
+    const char *v = getenv("NIBBLE_TEST_LONG");
+    return v && *v && strcmp(v, "0") != 0;
+}
+
 /* The tests of whole engines run on the device that NIBBLE_TEST_DEVICE names (the CPU without it), unless they name one. */
 static inline engine *open_tiny(engine_options opt) {
     if (!opt.ops.device) opt.ops.device = getenv("NIBBLE_TEST_DEVICE");

@@ -107,9 +107,8 @@ static void test_hidden_bits(void **state) {
 
 static void test_speculation_is_invisible(void **state) {
     (void)state;
-    /* 80 answers of 60 tokens would take an emulator half an hour. */
-    const uint32_t prompts = is_emulated() ? 1 : 4;
-    const int tokens = is_emulated() ? 24 : 60;
+    const uint32_t prompts = is_short() ? 1 : 4;
+    const int tokens = is_short() ? 16 : 60;
     for (int kv = 0; kv < 2; kv++) {
         engine *g = open_with(2, ISA_COUNT, NULL, 0, 1, kv ? KV_CACHE_BF16 : KV_CACHE_F32);
         for (uint32_t p = 0; p < prompts; p++) {
@@ -131,7 +130,7 @@ static void test_speculation_is_invisible(void **state) {
 /* The screened head and a draft head of a part of the vocabulary: the full head's tokens, drafted or not. */
 static void test_heads_are_invisible(void **state) {
     (void)state;
-    const int tokens = is_emulated() ? 16 : 60;
+    const int tokens = is_short() ? 8 : 60;
     engine *full = open_with(2, ISA_COUNT, NULL, 0, 1, KV_CACHE_F32);
     static const char *const devices[] = { NULL, "ref" };
     for (size_t d = 0; d < ARRAY_LEN(devices); d++) {
@@ -143,7 +142,7 @@ static void test_heads_are_invisible(void **state) {
         engine *g = open_tiny(opt);
         assert_non_null(g->n.heads.top);
         assert_int_equal(g->n.heads.draft_rows, 500 + DRAFT_HEAD_LAST);
-        for (uint32_t p = 0; p < (devices[d] || is_emulated() ? 1u : 3u); p++) {
+        for (uint32_t p = 0; p < (devices[d] || is_short() ? 1u : 3u); p++) {
             int32_t prompt[30];
             random_prompt(prompt, 30, 50 + p);
             for (int t = 0; t < 2; t++) {

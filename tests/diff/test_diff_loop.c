@@ -286,12 +286,12 @@ static void mix_of(const char *dir, int rounds) {
 
 static void test_mixes(void **state) {
     (void)state;
-    mix_of(TINY, is_emulated() ? 2 : mixes);
+    mix_of(TINY, is_short() ? 2 : mixes);
 }
 
 static void test_mixes_nvfp4(void **state) {
     (void)state;
-    mix_of(nvfp4, is_emulated() ? 1 : (mixes + 2) / 3);
+    mix_of(nvfp4, is_short() ? 1 : (mixes + 2) / 3);
 }
 
 /* ---- one by one ---- */
