@@ -1,30 +1,23 @@
-/* How many drafts a round should propose: the tokens a step is expected to yield over the seconds it took. Guesses decide
- * about speed only; tokens never depend on them. */
-#include <stdlib.h>
+#include "engine/depth.h"
 
-#include "engine/loop_impl.h"
+#include <math.h>
+
+static const double FIRST_GUESS = 0.8, /* of acceptance */
+    FIRST_COST = 0.3,                  /* of a draft, in steps without drafts, until one was measured */
+    ACCEPT_WEIGHT = 1.0 / 128, SECONDS_WEIGHT = 1.0 / 16, MARGIN = 0.02, PROBE_SHARE = 0.004;
+enum { GUESS_SAMPLES = 4, PROBE_STEPS = 2, CLIP_FROM = 3 };
 
 /* Batches of up to 8 sequences are told apart, larger ones in steps of half a power of two. */
-enum { CLASSES = 20, PROBE_EVERY = 32, DEPTHS = ENGINE_MAX_DRAFT + 1 };
-
-static const double FIRST_GUESS = 0.8, ACCEPT_WEIGHT = 1.0 / 64, SECONDS_WEIGHT = 1.0 / 8;
-
 static int class_of(int n) {
     if (n <= 8) return n - 1;
     int c = 8, limit = 12;
-    for (; n > limit && c < CLASSES - 1; c++) limit = c % 2 ? limit / 4 * 6 : limit / 3 * 4;
+    for (; n > limit && c < DEPTH_CLASSES - 1; c++) limit = c % 2 ? limit / 4 * 6 : limit / 3 * 4;
     return c;
 }
 
-bool depth_open(depth_model *m) {
-    *m = (depth_model){ .seconds = calloc((size_t)CLASSES * DEPTHS, sizeof *m->seconds) };
-    for (int i = 0; i < ENGINE_MAX_DRAFT; i++) m->accept[i] = FIRST_GUESS;
-    return m->seconds != NULL;
-}
-
-void depth_close(depth_model *m) {
-    free(m->seconds);
-    *m = (depth_model){ 0 };
+void depth_init(depth_model *m) {
+    *m = (depth_model){ .probe_left = 0 };
+    for (int i = 0; i < DEPTH_MAX; i++) m->accept[i] = FIRST_GUESS;
 }
 
 /* Tokens of a round with d drafts: 1 + p1 + p1 p2 + ... */
@@ -37,27 +30,81 @@ static double expected(const depth_model *m, int d) {
     return sum;
 }
 
-int depth_pick(depth_model *m, int n, int cap, bool probe) {
-    const double *seconds = m->seconds + class_of(n) * DEPTHS;
-    int best = -1;
-    for (int d = cap; d >= 0; d--) {
-        if (seconds[d] <= 0) {
-            if (probe) return d; /* not measured yet, deepest first */
-            continue;
+/* Seconds of depth d over those of depth 0, from the nearest batch size where both are known. */
+static double cost_ratio(const depth_model *m, int class, int d) {
+    for (int away = 0; away < DEPTH_CLASSES; away++)
+        for (int side = -1; side <= 1; side += 2) {
+            const int c = class + side * away;
+            if (c < 0 || c >= DEPTH_CLASSES) continue;
+            const depth_cell *row = m->cell[c];
+            if (row[0].seconds > 0 && row[d].seconds > 0) return row[d].seconds / row[0].seconds;
         }
-        if (best < 0 || expected(m, d) / seconds[d] > expected(m, best) / seconds[best]) best = d;
-    }
-    if (best < 0) return cap;
-    if (!probe || ++m->picks % PROBE_EVERY != 0) return best;
-    const int to = best + (m->picks / PROBE_EVERY % 2 ? 1 : -1); /* a neighbour, so that what changed is noticed */
-    return to < 0 || to > cap ? best : to;
+    return 1 + FIRST_COST * d;
+}
+
+/* Of a batch size of which nothing is known, in steps without drafts. */
+static double seconds_of(const depth_model *m, int class, int d) {
+    const depth_cell *row = m->cell[class];
+    if (row[d].seconds > 0) return row[d].seconds;
+    return (row[0].seconds > 0 ? row[0].seconds : 1) * cost_ratio(m, class, d);
+}
+
+/* Tokens per second of one sequence. */
+static double rate(const depth_model *m, int class, int d) { return expected(m, d) / seconds_of(m, class, d); }
+
+static int best_of(const depth_model *m, int class, int cap) {
+    int best = 0;
+    const double off = rate(m, class, 0);
+    for (int d = 1; d <= cap; d++)
+        if (rate(m, class, d) > (1 + MARGIN) * off && rate(m, class, d) > rate(m, class, best)) best = d;
+    return best;
+}
+
+/* Starts a probe when the budget pays for it: the time that the same tokens would take at the best depth, less. */
+static void plan_probe(depth_model *m, int class, int cap, int best) {
+    const double s = seconds_of(m, class, best);
+    int d = m->turn % (cap + 1);
+    if (d == best) d = ++m->turn % (cap + 1);
+    m->budget += PROBE_SHARE * s;
+    double cost = seconds_of(m, class, d) - s * expected(m, d) / expected(m, best);
+    cost = PROBE_STEPS * fmin(fmax(cost, 0.1 * s), (1 + d) * s);
+    if (cap == 0 || m->budget < cost) return;
+    m->budget -= cost;
+    m->turn++;
+    m->probe = d;
+    m->probe_left = PROBE_STEPS;
+}
+
+static int choose(depth_model *m, int class, int cap, bool probe) {
+    if (probe && m->cell[class][0].seconds <= 0) return 0;
+    const int best = best_of(m, class, cap);
+    if (!probe) return best;
+    if (m->probe_left == 0) plan_probe(m, class, cap, best);
+    if (m->probe_left == 0) return best;
+    m->probe_left--;
+    return m->probe < cap ? m->probe : cap;
+}
+
+int depth_pick(depth_model *m, int n, int cap, bool probe) {
+    const int d = choose(m, class_of(n), cap, probe);
+    /* With more drafts than before, the draft layer first catches up on rows that it was spared. */
+    m->settled = d <= m->last;
+    m->last = d;
+    return d;
 }
 
 void depth_accepted(depth_model *m, int depth, int accepted) {
-    for (int i = 0; i < depth && i <= accepted; i++) m->accept[i] += ACCEPT_WEIGHT * ((i < accepted) - m->accept[i]);
+    for (int i = 0; i < depth && i <= accepted; i++) {
+        const double w = fmax(ACCEPT_WEIGHT, 1.0 / (double)(++m->seen[i] + GUESS_SAMPLES));
+        m->accept[i] += w * ((i < accepted) - m->accept[i]);
+    }
 }
 
 void depth_timed(depth_model *m, int n, int depth, double seconds) {
-    double *at = m->seconds + class_of(n) * DEPTHS + depth;
-    *at = *at <= 0 ? seconds : *at + SECONDS_WEIGHT * (seconds - *at);
+    depth_cell *c = &m->cell[class_of(n)][depth];
+    if (!m->settled && c->samples > 0) return;
+    if (c->samples >= CLIP_FROM) seconds = fmin(seconds, 2 * c->seconds); /* something else had the machine */
+    const double w = m->settled ? fmax(SECONDS_WEIGHT, 1.0 / (c->samples + 1)) : 1;
+    c->seconds += w * (seconds - c->seconds);
+    c->samples += m->settled; /* a step that is not like the others counts until there is another */
 }

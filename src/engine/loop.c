@@ -54,7 +54,7 @@ static bool open_buffers(loop *l, err *e) {
         l->room.ids = xcalloc(cap + HEAD_MAX_TOP, sizeof *l->room.ids);
         l->room.logits = xcalloc(cap + HEAD_MAX_TOP, sizeof *l->room.logits);
     }
-    if (!depth_open(&l->model)) return fail(e, ERR_MACHINE, "E-MACHINE-MEMORY", "loop: no memory");
+    depth_init(&l->model);
     return device_rows(l, &l->keep, (int64_t)l->slots * LOOP_KEEP_ROWS, e) && device_rows(l, &l->stage, rows, e) &&
            device_rows(l, &l->drafts, l->slots, e);
 }
@@ -267,7 +267,6 @@ void loop_close(loop *l) {
                     (void *)l->own, l->spans,    l->choice,      l->ids,      l->top_ids,
                     l->top_logits,  l->edit_ids, l->edit_logits, l->room.ids, l->room.logits };
     for (size_t i = 0; i < ARRAY_LEN(own); i++) free(own[i]);
-    depth_close(&l->model);
     pthread_cond_destroy(&l->wake);
     pthread_mutex_destroy(&l->lock);
     free(l);

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 
 #include "engine/choose.h"
+#include "engine/depth.h"
 #include "engine/prefix.h"
 
 enum { LOOP_KEEP_ROWS = 2 * OPS_MAX_PENDING, LOOP_MAX_CHOICES = 128, LOOP_MAX_LOGPROBS = 64 };
@@ -69,13 +70,6 @@ struct request {
     double submitted_at;
     atomic_bool cancelled;
 };
-
-/* What is known about the worth of drafting. */
-typedef struct depth_model {
-    double accept[ENGINE_MAX_DRAFT]; /* draft i is accepted when those before it are: running means */
-    double *seconds;                 /* [DEPTH_CLASSES][ENGINE_MAX_DRAFT + 1] of a step; 0 = not measured yet */
-    int64_t picks;
-} depth_model;
 
 struct loop {
     engine *g;
@@ -180,14 +174,5 @@ void round_trunk(loop *l);
 void round_prompts(loop *l);
 /* Tokens for what the pass yielded. */
 NODISCARD bool round_choose(loop *l, err *e);
-
-/* ---- depth.c ---- */
-
-NODISCARD bool depth_open(depth_model *m);
-void depth_close(depth_model *m);
-/* Drafts per round for `n` sequences, at most `cap`; *measure: the step is worth timing. */
-int depth_pick(depth_model *m, int n, int cap, bool probe);
-void depth_accepted(depth_model *m, int depth, int accepted);
-void depth_timed(depth_model *m, int n, int depth, double seconds);
 
 #endif

@@ -1,0 +1,38 @@
+/* depth.h - how many drafts a round should propose: the tokens a step is expected to yield over the seconds it took.
+ *
+ * A pure function of what it was told (no clock, no randomness), so its promise can be tested without a model: whatever
+ * acceptance and step times are, drafting costs at most 2 % against not drafting in the long run. Depth 0 of a batch size is
+ * measured before any other; another depth is chosen when it is expected to be faster by more than MARGIN; depths that look
+ * slower are tried again from a budget of PROBE_SHARE of the time spent. Tokens never depend on any of this. */
+#ifndef NIBBLE_DEPTH_H
+#define NIBBLE_DEPTH_H
+
+#include "base/base.h"
+
+enum { DEPTH_MAX = 5, DEPTH_CLASSES = 20 };
+
+typedef struct depth_cell { /* steps of one batch size and depth */
+    double seconds;         /* running mean; 0 = not measured yet */
+    int samples;
+} depth_cell;
+
+typedef struct depth_model {
+    double accept[DEPTH_MAX]; /* draft i is accepted when those before it are: running means */
+    int64_t seen[DEPTH_MAX];
+    depth_cell cell[DEPTH_CLASSES][DEPTH_MAX + 1];
+    double budget; /* seconds that probes may cost */
+    int last;      /* depth of the previous pick */
+    bool settled;  /* the step just picked is like those that follow it at the same depth: worth timing */
+    int probe, probe_left, turn;
+} depth_model;
+
+void depth_init(depth_model *m);
+/* Drafts per round of the next step for n >= 1 sequences, 0..cap. `probe`: the step will be timed, so it may be used to
+ * learn something. */
+int depth_pick(depth_model *m, int n, int cap, bool probe);
+/* A round of `depth` drafts of which `accepted` were right. */
+void depth_accepted(depth_model *m, int depth, int accepted);
+/* The step of the last pick took so long. */
+void depth_timed(depth_model *m, int n, int depth, double seconds);
+
+#endif
