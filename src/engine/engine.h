@@ -230,6 +230,13 @@ NODISCARD bool loop_submit(loop *l, uint64_t *handle, const loop_request *r, err
 void loop_cancel(loop *l, uint64_t handle);
 /* Any thread: as of the end of the last step or choice; a choice is counted before its on_done. */
 loop_stats loop_counted(loop *l);
+/* Any thread: a sign of life from the thread of loop_start. It beats between steps, and ten times a second while there is
+ * nothing to do; a step, however long, takes processor time. When neither changes the thread is stuck. Takes no lock. */
+typedef struct loop_pulse {
+    uint64_t beats;
+    int64_t cpu_ns; /* -1: the thread is gone */
+} loop_pulse;
+loop_pulse loop_feel_pulse(const loop *l);
 /* One step, on the owner thread; false when there was nothing to do. */
 bool loop_step(loop *l);
 /* A thread that steps, and sleeps while there is nothing to do; it is the owner until loop_stop, which ends it between two

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "engine/identity.h"
@@ -85,7 +86,11 @@ bool loop_open(loop **out, engine *g, const loop_options *opt, err *e) {
     if (l->opt.prefix_every == 0) l->opt.prefix_every = DEFAULT_EVERY;
     l->inbox_end = &l->inbox;
     pthread_mutex_init(&l->lock, NULL);
-    pthread_cond_init(&l->wake, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&l->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     if (take_slots(l, e) && open_buffers(l, e) && open_prefix(l, e)) return *out = l, true;
     loop_close(l);
     *out = NULL;
@@ -207,18 +212,37 @@ bool loop_step(loop *l) {
 
 /* ---- the thread ---- */
 
+static void wait_for_work(loop *l) {
+    enum { BEAT_NS = 100000000 };
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_nsec += BEAT_NS;
+    if (t.tv_nsec >= 1000000000) t.tv_sec++, t.tv_nsec -= 1000000000;
+    pthread_mutex_lock(&l->lock);
+    if (!l->stop && !l->inbox) pthread_cond_timedwait(&l->wake, &l->lock, &t);
+    pthread_mutex_unlock(&l->lock);
+}
+
+loop_pulse loop_feel_pulse(const loop *l) {
+    loop_pulse p = { .beats = atomic_load_explicit(&l->beats, memory_order_relaxed), .cpu_ns = -1 };
+    clockid_t clock;
+    struct timespec t;
+    if (l->threaded && pthread_getcpuclockid(l->thread, &clock) == 0 && clock_gettime(clock, &t) == 0)
+        p.cpu_ns = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    return p;
+}
+
 static void *run(void *arg) {
     loop *l = arg;
+    pthread_setname_np(pthread_self(), "engine");
     for (;;) {
+        atomic_fetch_add_explicit(&l->beats, 1, memory_order_relaxed);
         pthread_mutex_lock(&l->lock);
         const bool stop = l->stop;
         pthread_mutex_unlock(&l->lock);
         if (stop) return NULL;
-        if (loop_step(l)) continue;
-        /* Nothing runs and nothing waits, so there is no deadline to watch either. */
-        pthread_mutex_lock(&l->lock);
-        while (!l->stop && !l->inbox) pthread_cond_wait(&l->wake, &l->lock);
-        pthread_mutex_unlock(&l->lock);
+        /* When nothing runs and nothing waits, there is no deadline to watch either. */
+        if (!loop_step(l)) wait_for_work(l);
     }
 }
 

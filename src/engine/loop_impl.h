@@ -112,6 +112,7 @@ struct loop {
     uint64_t last_handle, last_order;
     int open; /* choices submitted and not over: bounds the queue */
     loop_stats published;
+    atomic_uint_fast64_t beats;
     bool threaded, stop;
     pthread_t thread;
 };

@@ -80,8 +80,8 @@ static void get_ready(server *s, http_call *c) {
         reply_state(c, false, "loading", 5);
     else if (s->state == SERVER_DRAINING)
         reply_state(c, false, "draining", 30);
-    else if (!server_engine_alive(s))
-        reply_state(c, false, "stalled", 30);
+    else if (!server_engine_alive(s) || !server_engine_beats(s))
+        reply_state(c, false, "stalled", 5);
     else
         reply_state(c, true, "ready", 0);
 }
@@ -208,7 +208,7 @@ static void get_metrics(server *s, http_call *c) {
     const metrics_gauges g = { .preparing = s->n_preparing,
                                .active = s->n_chats,
                                .connections = http_connections(s->h),
-                               .ready = s->state == SERVER_READY,
+                               .ready = s->state == SERVER_READY && server_engine_beats(s),
                                .model = s->name,
                                .version = s->o->version,
                                .uptime_seconds = clock_seconds() - s->started,

@@ -13,7 +13,8 @@
 #include "serve/server_impl.h"
 #include "serve/sse.h"
 
-enum { STALL_SECONDS = 30 };
+/* Ticks are counted, not seconds: when the whole process was stopped nobody missed a beat. */
+enum { STALL_SECONDS = 30, TICK_MICROS = 250000, SILENT_TICKS = 3 };
 
 static const chat_dialect *const dialects[] = {
     &api_chat,       &api_completions, &api_render,    &api_tokenize,
@@ -200,6 +201,16 @@ bool server_engine_alive(server *s) {
     return now - s->last_progress < STALL_SECONDS;
 }
 
+static bool feel_pulse(server *s) {
+    const loop_pulse p = loop_feel_pulse(s->l);
+    const bool changed = p.beats != s->pulse.beats || p.cpu_ns != s->pulse.cpu_ns;
+    s->pulse = p;
+    if (changed) s->silent_ticks = 0;
+    return changed;
+}
+
+bool server_engine_beats(server *s) { return feel_pulse(s) || s->silent_ticks < SILENT_TICKS; }
+
 static void finish_drain(server *s) {
     const double waited = clock_seconds() - s->drain_since;
     if (s->n_chats > 0 && (s->o->drain_seconds == 0 || waited < s->o->drain_seconds)) return;
@@ -212,9 +223,14 @@ static void on_tick(evutil_socket_t fd, short what, void *arg) {
     server *s = arg;
     const double now = clock_seconds();
     for (chat *c = s->chats; c; c = c->next)
-        if (c->streaming && c->open > 0 && now - http_stream_last_write(c->call) >= SSE_KEEP_ALIVE_SECONDS - 1)
+        if (c->streaming && c->open > 0 &&
+            now - http_stream_last_write(c->call) >= SSE_KEEP_ALIVE_SECONDS - TICK_MICROS * 1e-6)
             sse_comment(c->call, "keep-alive");
-    if (s->l) server_engine_alive(s);
+    if (s->state != SERVER_LOADING) {
+        server_engine_alive(s);
+        if (!feel_pulse(s) && ++s->silent_ticks == SILENT_TICKS)
+            log_say("W-SERVE-FROZEN", "the engine thread has stopped (not ready until it goes on)");
+    }
     if (s->state == SERVER_DRAINING) finish_drain(s);
 }
 
@@ -314,7 +330,7 @@ static bool start_thread(pthread_t *t, void *(*run)(void *), server *s, err *e) 
 }
 
 static bool open_events(server *s, err *e) {
-    static const struct timeval second = { 1, 0 };
+    static const struct timeval ticking = { 0, TICK_MICROS };
     s->base = event_base_new();
     if (!s->base) return fail(e, ERR_MACHINE, "E-SERVE-EVENTS", "server: no event loop (too many open files?)");
     if (!job_bridge_open(&s->bridge, s->base, e)) return false;
@@ -322,7 +338,7 @@ static bool open_events(server *s, err *e) {
     s->sigterm = evsignal_new(s->base, SIGTERM, on_signal, s);
     s->sigint = evsignal_new(s->base, SIGINT, on_signal, s);
     s->sighup = evsignal_new(s->base, SIGHUP, on_signal, s);
-    if (!s->tick || !s->sigterm || !s->sigint || !s->sighup || event_add(s->tick, &second) < 0 ||
+    if (!s->tick || !s->sigterm || !s->sigint || !s->sighup || event_add(s->tick, &ticking) < 0 ||
         event_add(s->sigterm, NULL) < 0 || event_add(s->sigint, NULL) < 0 || event_add(s->sighup, NULL) < 0)
         return fail(e, ERR_MACHINE, "E-SERVE-EVENTS", "server: no event loop (too many open files?)");
     return true;

@@ -47,10 +47,16 @@ typedef struct server {
     double drain_since;
     int64_t last_steps; /* of the engine, and when they last changed */
     double last_progress;
+    loop_pulse pulse; /* as last felt, and how many beats of `tick` ago it changed */
+    int silent_ticks;
 } server;
 
 /* Is the engine thread getting somewhere? False: work is pending and no step ended for a while. */
 bool server_engine_alive(server *s);
+
+/* Does the engine thread live? False within a second of its getting stuck, also in the middle of a step; a step that takes
+ * long is none. */
+bool server_engine_beats(server *s);
 
 /* admin.c: answers of GET endpoints; false when the path is none of them. */
 bool admin_request(server *s, http_call *c, str path);

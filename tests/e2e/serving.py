@@ -1,4 +1,6 @@
 """`nibble serve` for tests: started on a free port, spoken to with http.client or raw sockets, ended with SIGTERM."""
+import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -8,6 +10,30 @@ import socket
 import subprocess
 import threading
 import time
+
+
+class Frozen:
+    """One thread of a process of ours, stopped from outside until the block ends; None when that is not allowed here."""
+    SEIZE, INTERRUPT, DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
+
+    def __init__(self, pid, name):
+        self.tids = [int(t) for t in os.listdir(f"/proc/{pid}/task") if open(f"/proc/{pid}/task/{t}/comm").read() == name + "\n"]
+        assert len(self.tids) == 1, f"{len(self.tids)} threads are called {name}"
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+    def ptrace(self, request):
+        if self.libc.ptrace(request, self.tids[0], None, None) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def __enter__(self):
+        self.ptrace(self.SEIZE)
+        self.ptrace(self.INTERRUPT)
+        os.waitpid(self.tids[0], self.WALL)
+        return self
+
+    def __exit__(self, *exc):
+        self.ptrace(self.DETACH)
 
 
 class Server:
@@ -96,6 +122,18 @@ class Server:
         while (got := self.metric(name, key, **labels)) != value:
             assert time.time() < end, f"{name} {labels} is {got}, not {value}"
             time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def frozen(self, thread="engine"):
+        """A thread of the server stopped, and not where it holds a lock that others wait for."""
+        while True:
+            with Frozen(self.p.pid, thread):
+                try:
+                    self.request("GET", "/metrics", timeout=3)
+                except TimeoutError:
+                    continue
+                yield
+                return
 
     def wait_said(self, id, seconds=20):
         end = time.time() + seconds

@@ -454,6 +454,53 @@ def test_silence_and_deaf_clients(nibble, tiny):
     s.close()
 
 
+# ---- an engine that hangs ----
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_frozen_engine(nibble, tiny, busy):
+    """/ready says so within a second, /health stays: the process lives. What was being answered goes on afterwards."""
+    s = Server(nibble, tiny)
+    if busy:
+        stream = s.open_stream({"messages": USER, "ignore_eos": True, "stream": True, "max_tokens": 1500})
+        s.wait_metric("vllm:num_requests_running", 1)
+    try:
+        with s.frozen():
+            t0 = time.time()
+            while s.get("/ready")[0] == 200:
+                assert time.time() - t0 < 5
+                time.sleep(0.01)
+            assert time.time() - t0 < 2  # within 1 when nobody else takes the processor
+            status, h, out = s.get("/ready")
+            assert (status, out, h["retry-after"]) == (503, {"status": "stalled"}, "5")
+            assert s.get("/health")[0] == 200 and s.metric("nibble_ready") == 0
+            assert s.said("W-SERVE-FROZEN")
+    except PermissionError:
+        pytest.skip("stopping a thread from outside is not allowed here")
+    end = time.time() + 10
+    while s.get("/ready")[0] != 200:
+        assert time.time() < end
+    if busy:
+        out = b""
+        while b"[DONE]" not in out:
+            out += stream.recv(65536)
+        assert b'"finish_reason":"length"' in out
+        stream.close()
+    assert s.chat(max_tokens=3)["usage"]["completion_tokens"] == 3 and len(s.said("W-SERVE-FROZEN")) == 1
+    s.close()
+
+
+def test_long_steps_are_no_silence(nibble, tiny):
+    """A prompt in one pass on one slow thread: /ready stays green."""
+    s = Server(nibble, tiny, "-t", 1, "--chunk", 4000)
+    busy = s.open_stream({"prompt": [5] * 4000, "stream": True, "max_tokens": 1}, TEXT)
+    while s.metric("nibble_requests_finished_total") < 1:
+        assert s.get("/ready")[0] == 200
+    busy.close()
+    assert not s.said("W-SERVE-FROZEN")
+    s.close()
+
+
 # ---- access, overload, ends ----
 
 
