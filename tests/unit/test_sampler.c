@@ -213,6 +213,7 @@ static void test_distribution_of_many(void **state) {
     sampler s = opened(N, ISA_COUNT);
     for (size_t c = 0; c < ARRAY_LEN(all); c++)
         for (int masked = 0; masked < 2; masked++) {
+            if (is_short() && (c + (size_t)masked) % 3 != 0) continue; /* each way once */
             char name[32];
             sampler_params p = all[c];
             p.bias = bias, p.n_bias = ARRAY_LEN(bias);
