@@ -265,7 +265,7 @@ static bool submit(chat *c, fault *f) {
         uint32_t seed = 0;
         if (getrandom(&seed, sizeof seed, 0) == (ssize_t)sizeof seed) r->sampling.seed = seed;
     }
-    const bool one_call = r->split && r->tools && r->tool_choice != TOOLS_NONE && !r->parallel_tool_calls;
+    const bool one_call = r->split && constrain_may_call(r) && !r->parallel_tool_calls;
     job_spec s = { .request = { .prompt = c->prompt.v,
                                 .n_prompt = (int)c->prompt.n,
                                 .marks = marks,
@@ -285,6 +285,7 @@ static bool submit(chat *c, fault *f) {
                    .min_tokens = r->sampling.min_tokens,
                    .one_call_of = one_call ? r->tools : NULL,
                    .thinking = c->thinks && r->separate_reasoning,
+                   .calls_first = constrain_calls_first(r),
                    .held = rule,
                    .held_free = constraint_free,
                    .ready = on_ready,

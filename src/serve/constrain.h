@@ -5,6 +5,14 @@
 #include "serve/chat.h"
 #include "text/grammar.h"
 
+static inline bool constrain_may_call(const chat_request *r) { return r->tools && r->tool_choice != TOOLS_NONE; }
+static inline bool constrain_must_call(const chat_request *r) {
+    return r->tools && (r->tool_choice == TOOLS_REQUIRED || r->tool_choice == TOOLS_NAMED);
+}
+/* JSON or calls: what does not begin with a call has none in it, whatever its strings spell. */
+static inline bool constrain_calls_first(const chat_request *r) {
+    return r->format != FORMAT_TEXT && constrain_may_call(r) && r->separate_reasoning;
+}
 /* Preparing thread, when the prompt is known: c->grammar, NULL when anything may be said. Faults: a schema or a tool that
  * cannot be enforced, combinations that contradict each other. */
 bool constrain_prepare(chat *c, fault *f);

@@ -247,6 +247,7 @@ static void open_watch(job *j, const job_spec *s) {
             reply_init(&w->r, s->tok, s->thinking, tools, stops, s->n_stops);
         else
             reply_init_plain(&w->r, s->tok, stops, s->n_stops);
+        if (tools && s->calls_first) split_calls_first(w->r.s);
         w->r.min_tokens = s->min_tokens;
         w->r.on_piece = on_piece;
         w->r.ctx = w;

@@ -49,6 +49,7 @@ typedef struct job_spec {
     /* The same with the end of the first tool call; NULL: there may be any number of calls. */
     const json *one_call_of; /* the request's tools array, copied */
     bool thinking;           /* the prompt ends inside a thought */
+    bool calls_first;        /* see split.h */
     void *held; /* what the request needs as long as it runs; given to held_free at the end of the job; may be NULL */
     void (*held_free)(void *held);
     void (*ready)(void *owner); /* event thread: there is news */

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "serve/constrain.h"
 #include "text/reply.h"
 
 typedef struct chat_parser {
@@ -101,6 +102,7 @@ void parser_begin(chat_choice *ch) {
         reply_init(&p->r, c->model->g->tok, thinking, tools, r->stops, r->n_stops);
     else
         reply_init_plain(&p->r, c->model->g->tok, r->stops, r->n_stops);
+    if (r->split && constrain_calls_first(r)) split_calls_first(p->r.s);
     p->r.min_tokens = r->sampling.min_tokens;
     p->r.on_piece = on_piece;
     p->r.ctx = ch;

@@ -61,6 +61,10 @@ typedef struct grammar_calls {
  * </parameter>, <parameter=, </function>, </tool_call>. Schema errors name the tool. */
 NODISCARD bool grammar_tool_calls(grammar **out, const json *tools, const grammar_calls *c, const grammar_options *o,
                                   err *e);
+/* A text of a value that fits `schema` (NULL: any object), or such calls. The first character tells: a call begins with '<'.
+ * *in_tools: an error is in the tools, not in the schema. */
+NODISCARD bool grammar_answer_or_calls(grammar **out, bool *in_tools, const json *schema, const json *tools,
+                                       const grammar_calls *c, const grammar_options *o, err *e);
 void grammar_free(grammar *g);
 
 /* ---- the vocabulary ---- */

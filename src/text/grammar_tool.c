@@ -72,14 +72,13 @@ static bool add_tool(grammar *g, const json *fn, uint32_t from, uint32_t to, err
     return true;
 }
 
-bool grammar_tool_calls(grammar **out, const json *tools, const grammar_calls *c, const grammar_options *o, err *e) {
+static bool calls_rule(grammar *g, uint32_t *rule, const json *tools, const grammar_calls *c, err *e) {
     const str name = { c->name, c->name ? strlen(c->name) : 0 };
     if (!json_is(tools, JSON_ARRAY) || tools->n == 0 || tools->n > TOOLS_MAX)
         return fail(e, ERR_INPUT, "E-GRAMMAR-TOOL", "tools: not a list of 1 to %d tools", TOOLS_MAX);
     if (c->name && !toolcall_find(tools, name))
         return fail(e, ERR_INPUT, "E-GRAMMAR-TOOL", "tools: none is named \"" STR_FMT "\"", STR_ARG(name));
-    grammar *g = *out = grammar_begin();
-    const uint32_t r = grammar_add_rule(g, 1, c->parallel ? CALLS_MAX : 1), open = grammar_add_state(g, r),
+    const uint32_t r = *rule = grammar_add_rule(g, 1, c->parallel ? CALLS_MAX : 1), open = grammar_add_state(g, r),
                    close = grammar_add_state(g, r), again = grammar_add_state(g, r);
     grammar_add_edge(g, g->rules[r].start, EDGE_INC, open);
     const uint32_t fn = grammar_add_text(g, open, STR("<tool_call>\n")),
@@ -94,8 +93,49 @@ bool grammar_tool_calls(grammar **out, const json *tools, const grammar_calls *c
         const json *f = function_of(&tools->u.items[i]), *n = json_get(f, "name");
         if (!c->name || (json_is(n, JSON_STRING) && str_eq(json_str(n), name))) ok = add_tool(g, f, fn, close, e);
     }
-    if (ok) return grammar_finish(out, r, o, e);
+    return ok;
+}
+
+/* The schema's value; NULL: any object. */
+static bool answer_rule(grammar *g, uint32_t *rule, const json *schema, err *e) {
+    if (!schema) {
+        json_rules j;
+        grammar_json(g, &j, false);
+        return *rule = j.object, true;
+    }
+    schema_compiler *c = schema_begin(g, schema, false);
+    const bool ok = schema_rule(c, rule, schema, false, e);
+    schema_free(c);
+    return ok;
+}
+
+static bool finish(grammar **out, grammar *g, bool ok, uint32_t body, const grammar_options *o, err *e) {
+    *out = g;
+    if (ok) return grammar_finish(out, body, o, e);
     grammar_free(g);
     *out = NULL;
     return false;
+}
+
+bool grammar_tool_calls(grammar **out, const json *tools, const grammar_calls *c, const grammar_options *o, err *e) {
+    grammar *g = grammar_begin();
+    uint32_t calls = 0;
+    const bool ok = calls_rule(g, &calls, tools, c, e);
+    return finish(out, g, ok, calls, o, e);
+}
+
+bool grammar_answer_or_calls(grammar **out, bool *in_tools, const json *schema, const json *tools,
+                             const grammar_calls *c, const grammar_options *o, err *e) {
+    grammar *g = grammar_begin();
+    uint32_t answer = 0, calls = 0;
+    *in_tools = false;
+    bool ok = answer_rule(g, &answer, schema, e);
+    if (ok) *in_tools = !(ok = calls_rule(g, &calls, tools, c, e));
+    const uint32_t either = grammar_add_rule(g, 0, 0), end = grammar_add_state(g, either);
+    if (ok && !g->full) {
+        g->states[end].final = true;
+        grammar_add_call(g, g->rules[either].start, answer, end);
+        grammar_add_call(g, g->rules[either].start, calls, end);
+    }
+    return finish(out, g, ok, either, o, e);
 }

@@ -17,6 +17,7 @@ struct split {
     buf b; /* valid UTF-8 that no event carries yet */
     utf8_feed utf8;
     mode mode;
+    bool calls_first;
     bool begun;       /* M_ANSWER: its first word was seen; M_THINK: its first character */
     bool after_think; /* leading white space of the answer is nobody's */
     bool shown_text;  /* some TEXT event was sent */
@@ -210,6 +211,7 @@ static bool step_answer_start(split *s, bool final) {
         leave_thought(s, at + k);
         return true;
     }
+    if (s->calls_first && s->b.p[at] != '<') s->tools = NULL;
     if (s->after_think) consume(s, at);
     s->begun = true;
     s->line_start = true;
@@ -421,6 +423,8 @@ split *split_new(bool thinking, const json *tools, split_event *fn, void *ctx) {
     s->line_start = true;
     return s;
 }
+
+void split_calls_first(split *s) { s->calls_first = true; }
 
 void split_push(split *s, str bytes) {
     utf8_feed_bytes(&s->utf8, bytes, &s->b);

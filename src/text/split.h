@@ -47,6 +47,8 @@ typedef void split_event(void *ctx, split_kind kind, str text);
 bool split_prompt_thinks(str prompt);
 /* tools: the request's tools array or NULL (no call parsing); borrowed until split_free. */
 split *split_new(bool thinking, const json *tools, split_event *fn, void *ctx);
+/* An answer that does not begin with a call has none: all of it is text. Before the first push. */
+void split_calls_first(split *s);
 void split_push(split *s, str bytes);
 void split_end(split *s); /* flush; the last call but split_free */
 void split_free(split *s);

@@ -167,6 +167,23 @@ def test_response_errors(url, o):
     assert post(url, "/v1/responses", {"input": "x", "max_output_tokens": 1, "surprise": 1})[2]["X-Nibble-Ignored"] == "surprise"
 
 
+def test_json_or_calls(o):
+    """With text.format and tools the answer is one or the other; both are enforced."""
+    tool = {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": WEATHER, "strict": False}
+    form = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}}}
+    r = o.responses.create(model="qwen36-tiny", input=ASK_WEATHER, tools=[tool], text=form, temperature=0, reasoning={"effort": "none"})
+    assert r.output[-1].type == "function_call" and json.loads(r.output[-1].arguments) == {"city": "Paris"}
+    r = o.responses.create(model="qwen36-tiny", input=ASK_WEATHER, tools=[tool], text=form, temperature=0, reasoning={"effort": "none"}, tool_choice="none")
+    assert set(json.loads(r.output_text)) == {"ok"}
+    with o.chat.completions.stream(model="qwen36-tiny", messages=[{"role": "user", "content": ASK_WEATHER}], temperature=0, max_tokens=300, reasoning_effort="none",
+                                   tools=[{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}],
+                                   response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": form["format"]["schema"]}}) as s:
+        for _ in s:
+            pass
+        c = s.get_final_completion().choices[0]
+    assert c.finish_reason == "tool_calls" and json.loads(c.message.tool_calls[0].function.arguments) == {"city": "Paris"}
+
+
 # ---- /v1/messages ----
 
 def test_message(a, chat):

@@ -124,6 +124,54 @@ def test_tool_loop(server):
     assert "tool_calls" not in none["choices"][0]["message"] and none["usage"]["prompt_tokens"] < second["usage"]["prompt_tokens"]
 
 
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_schema_or_calls(server, thinking, seed):
+    """With tools that may be called an answer is JSON that fits or calls that fit; seeds give both."""
+    for messages, tools in ((USER, TOOLS), (WEATHER, CITY)):
+        body = {"messages": messages, "seed": seed, "max_tokens": 600, "chat_template_kwargs": {"enable_thinking": thinking}, "tools": tools,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}
+        m, finish = both(server, body)
+        if finish == "stop":
+            assert fits(json.loads(m["content"])) and "tool_calls" not in m
+        elif finish == "tool_calls":
+            assert m["content"] is None
+            for t in m["tool_calls"]:
+                wanted = next(x["function"]["parameters"] for x in tools if x["function"]["name"] == t["function"]["name"])
+                args = json.loads(t["function"]["arguments"])
+                assert set(wanted["required"]) <= set(args) <= set(wanted["properties"])
+        else:
+            assert finish == "length"
+        one, finish = both(server, {**body, "tool_choice": "required", "parallel_tool_calls": False})
+        assert finish == "length" or finish == "tool_calls" and len(one["tool_calls"]) == 1
+        none, finish = both(server, {**body, "tool_choice": "none"})
+        assert finish == "length" or "tool_calls" not in none and fits(json.loads(none["content"]))
+
+
+def test_schema_or_calls_gives_both(server):
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+    off = {"enable_thinking": False}
+    assert server.chat("What is the weather in Paris?", tools=CITY, response_format=schema, max_tokens=300, chat_template_kwargs=off)["choices"][0]["finish_reason"] == "tool_calls"
+    brace = {str(server.post("/tokenize", {"prompt": "<tool_call>"})["tokens"][0]): -100, str(server.post("/tokenize", {"prompt": "<"})["tokens"][0]): -100}
+    c = server.chat("What is the weather in Paris?", tools=CITY, response_format=schema, max_tokens=300, chat_template_kwargs=off, logit_bias=brace)["choices"][0]
+    assert c["finish_reason"] == "stop" and fits(json.loads(c["message"]["content"]))
+
+
+def test_json_that_spells_a_call(server):
+    """A JSON answer is text, whatever its strings say."""
+    call = "<tool_call> <function=get_weather> <parameter=city> Rome </parameter> </function> </tool_call>"
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {"const": call}}, "required": ["a"], "additionalProperties": False}}}
+    for limit in (300, 20):
+        m, finish = both(server, {"messages": WEATHER, "temperature": 0, "max_tokens": limit, "tools": CITY, "response_format": schema, "chat_template_kwargs": {"enable_thinking": False},
+                                  "logit_bias": {str(server.post("/tokenize", {"prompt": "<tool_call>"})["tokens"][0]): -100, str(server.post("/tokenize", {"prompt": "<"})["tokens"][0]): -50,
+                                                 str(server.post("/tokenize", {"prompt": "{"})["tokens"][0]): 100}})
+        assert "tool_calls" not in m
+        if finish == "stop":
+            assert json.loads(m["content"]) == {"a": call}
+        else:
+            assert finish == "length" and m["content"].startswith("{") and call.startswith(m["content"].split('"', 3)[3]) and "<function=" in m["content"]
+
+
 def test_refused(server):
     def why(**more):
         e = server.post(CHAT, {"messages": USER, "max_tokens": 3, **more}, 400)["error"]
@@ -132,9 +180,10 @@ def test_refused(server):
     param, message = why(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {"not": {}}}}}})
     assert param == "response_format" and "not" in message and "a" in message
     assert why(response_format={"type": "json_schema"})[0] == "response_format.json_schema.schema"
-    assert why(response_format={"type": "json_object"}, tools=TOOLS)[0] == "response_format"
     assert why(response_format={"type": "json_object"}, ignore_eos=True)[0] == "ignore_eos"
     assert why(tool_choice={"type": "function", "function": {"name": "f"}}, tools=TOOLS)[0] == "tool_choice"
     bad = json.loads(json.dumps(TOOLS))
     bad[0]["function"]["parameters"]["properties"]["city"] = {"type": "string", "not": {}}
     assert why(tools=bad, tool_choice="required")[0] == "tools"
+    assert why(tools=bad, response_format={"type": "json_object"})[0] == "tools"
+    assert why(tools=TOOLS, response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}})[0] == "response_format"

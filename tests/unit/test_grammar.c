@@ -389,6 +389,46 @@ static void test_tools(void **state) {
     arena_free(&a);
 }
 
+static void test_answer_or_calls(void **state) {
+    (void)state;
+    static const char call[] = "<tool_call>\n<function=now>\n</function>\n</tool_call>";
+    arena a = { 0 };
+    const json *tools = tree(&a, TOOLS),
+               *schema = tree(&a, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}},"
+                                  "\"required\":[\"a\"],\"additionalProperties\":false}");
+    grammar *g;
+    err e = { 0 };
+    bool whole, in_tools;
+    assert_true(grammar_answer_or_calls(&g, &in_tools, schema, tools, &(grammar_calls){ 0 }, NULL, &e));
+    fits(g, "{\"a\": \"<tool_call>\\n<function=now>\\n</function>\"}");
+    fits(g, call);
+    assert_false(grammar_accepts(g, STR("{\"b"), &whole));
+    assert_false(grammar_accepts(g, STR("Hello"), &whole));
+    assert_false(grammar_accepts(g, STR("<tool_call>\n<function=now>\n</function>\n</tool_call>\n"), &whole));
+    assert_false(grammar_accepts(g, STR("<tool_call>\n<function=now>\n</function>\n</tool_call>{"), &whole));
+    assert_false(grammar_accepts(g, STR("{\"a\":\"\"}<"), &whole));
+    grammar_free(g);
+    const grammar_options thinking = { .thinking = true };
+    assert_true(
+        grammar_answer_or_calls(&g, &in_tools, NULL, tools, &(grammar_calls){ .parallel = true }, &thinking, &e));
+    fits(g, "Hm.\n</think>\n\n{\"x\":[1]}");
+    fits(g, "{\n</think>\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</"
+            "function>"
+            "\n</tool_call>");
+    assert_false(grammar_accepts(g, STR("Hm.\n</think>\n\n[1"), &whole));
+    grammar_free(g);
+    assert_false(
+        grammar_answer_or_calls(&g, &in_tools, tree(&a, "{\"not\":{}}"), tools, &(grammar_calls){ 0 }, NULL, &e));
+    assert_string_equal(e.id, "E-GRAMMAR-SCHEMA");
+    assert_false(in_tools);
+    e = (err){ 0 };
+    assert_false(grammar_answer_or_calls(&g, &in_tools, NULL, tree(&a, "[{\"name\":\"a b\"}]"), &(grammar_calls){ 0 },
+                                         NULL, &e));
+    assert_string_equal(e.id, "E-GRAMMAR-TOOL");
+    assert_true(in_tools);
+    arena_free(&a);
+}
+
 /* ---- tokens ---- */
 
 /* Masks against feeding each token's bytes, along random walks with drafts ahead. */
@@ -537,10 +577,10 @@ static int ask(void) {
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "ask") == 0) return ask();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schemas), cmocka_unit_test(test_refused),  cmocka_unit_test(test_no_dead_end),
-        cmocka_unit_test(test_depth),   cmocka_unit_test(test_thinking), cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_masks),   cmocka_unit_test(test_misfit),   cmocka_unit_test(test_compaction),
-        cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_schemas), cmocka_unit_test(test_refused),         cmocka_unit_test(test_no_dead_end),
+        cmocka_unit_test(test_depth),   cmocka_unit_test(test_thinking),        cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_masks),   cmocka_unit_test(test_misfit),          cmocka_unit_test(test_compaction),
+        cmocka_unit_test(test_hostile), cmocka_unit_test(test_answer_or_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -329,6 +329,42 @@ static void streamed(void **state) {
     arena_free(&a);
 }
 
+/* An answer that begins with anything else has no calls, whatever it spells. */
+static void calls_first(void **state) {
+    (void)state;
+    static const char call[] =
+        "<tool_call>\n<function=get>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>";
+    static const struct {
+        bool thinking;
+        const char *before, *shown;
+    } cases[] = {
+        { false, "", "get({\"city\": \"Rome\"}" },
+        { false, "\n\n", "get({\"city\": \"Rome\"}" },
+        { true, "Hm {</think>\n\n", "get({\"city\": \"Rome\"}" },
+        { false, "{\"a\":\"", NULL },
+        { true, "Hm</think>\n\n{\"a\":\"", NULL },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        for (int step = 1; step < 4; step += 2) {
+            arena a = { 0 };
+            pieces p = { "" };
+            buf all = { 0 };
+            buf_printf(&all, "%s%s", cases[i].before, call);
+            split *s = split_new(cases[i].thinking, tools_json(&a), on_piece, &p);
+            split_calls_first(s);
+            for (size_t at = 0; at < all.n; at += (size_t)step)
+                split_push(s, (str){ all.p + at, all.n - at < (size_t)step ? all.n - at : (size_t)step });
+            split_end(s);
+            if (cases[i].shown)
+                assert_non_null(strstr(p.shown, cases[i].shown));
+            else
+                assert_non_null(strstr(p.shown, call));
+            split_free(s);
+            buf_free(&all);
+            arena_free(&a);
+        }
+}
+
 static void value(const char *key, const char *text, const char *want) {
     arena a = { 0 };
     const json *root = toolcall_schema(tools_json(&a), STR("get"));
@@ -506,6 +542,7 @@ int main(void) {
         cmocka_unit_test(deep_unions),
         cmocka_unit_test(cut_calls),
         cmocka_unit_test(streamed),
+        cmocka_unit_test(calls_first),
         cmocka_unit_test(recorded),
         cmocka_unit_test(prompts),
     };
