@@ -20,7 +20,7 @@ void log_say(const char *id, const char *fmt, ...) {
     pthread_mutex_lock(&lock);
     if (sink)
         sink(sink_ctx, id, line);
-    else if (id[0] == 'W' || level > 0)
+    else if (id[0] != 'N' || level > 0)
         fprintf(stderr, "nibble: %s: %s\n", id, line);
     pthread_mutex_unlock(&lock);
 }

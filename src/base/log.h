@@ -1,8 +1,9 @@
-/* log.h - notices and warnings, never errors (those are values, see err.h).
+/* log.h - notices and warnings (errors are values, see err.h).
  *
  * What is approximated, ignored or defaulted is said here, once, as one stderr line
  * `nibble: W-SOME-ID: object: text` (W- = warning) or `nibble: N-SOME-ID: ...` (N- = notice; hidden
- * by --quiet). Ids stand in docs/ERRORS.md. Thread-safe. */
+ * by --quiet). E-: an error that ends no command, only some of what it serves. Ids stand in docs/ERRORS.md.
+ * Thread-safe. */
 #ifndef NIBBLE_LOG_H
 #define NIBBLE_LOG_H
 

@@ -74,6 +74,10 @@ NODISCARD bool engine_ask(engine *g, int row, const token_rule *rule, int choice
  * becomes one that it does. */
 NODISCARD bool engine_redraft(engine *g, int32_t *id, int row, const float *hidden, const token_rule *rule, int choice,
                               const int32_t *ahead, int n, err *e);
+/* Greedy answers of `tokens` tokens (1 to 32) to built-in prompts, together: with up to `depth` drafts per round they must be
+ * those without, and the draft layer's memory must differ from the model's. Needs a slot that is not in use. Errors:
+ * E-SPEC-CORRUPT, E-ENGINE-NONFINITE, E-ENGINE-SLOTS, E-MACHINE-MEMORY, device errors. */
+NODISCARD bool engine_selftest(engine *g, int depth, int tokens, err *e);
 /* Can these tokens be a prompt? Errors: E-ENGINE-EMPTY, E-ENGINE-CONTEXT (n >= ctx), E-ENGINE-TOKEN (id outside the
  * vocabulary). */
 NODISCARD bool engine_check_prompt(const engine *g, const int32_t *ids, int n, err *e);
@@ -215,6 +219,11 @@ typedef struct loop_stats {
     /* Routed experts read: of the trunk's passes with about so many rows (places as in loop_rows_class), layers, and the
      * different experts that these read. 0 where the device does not count. */
     int64_t moe_layers[LOOP_ROWS_CLASSES], moe_experts[LOOP_ROWS_CLASSES];
+    /* Alarms, each also said once in the log. Windows of 200 rounds with an accept length below 1.2 (W-SPEC-FLOOR); windows of
+     * 200 rounds and four prompts of which 99 % accepted all drafts (W-SPEC-PINNED), the 1st, 2nd, 4th ... of which starts a
+     * self-test; self-tests that failed (E-SPEC-CORRUPT): then choices that drafted and still run fail with it, the prefix
+     * cache is emptied, and the loop goes on without drafts. */
+    int64_t spec_floor, spec_pinned, spec_corrupt;
     double step_seconds; /* in steps that did something */
     double work_seconds; /* of these: in the model, in sampling and in callbacks */
 } loop_stats;

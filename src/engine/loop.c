@@ -206,6 +206,7 @@ bool loop_step(loop *l) {
         l->counts.step_seconds += clock_seconds() - t0;
         l->counts.work_seconds += l->work_seconds;
     }
+    alarm_step(l);
     loop_publish(l);
     return rows > 0 || l->n_queue > 0;
 }
@@ -283,6 +284,7 @@ void loop_close(loop *l) {
     while (l->inbox); /* a callback may have submitted */
     for (int i = 0; i < l->slots; i++) l->g->slot_used[l->slot_of[i]] = 0;
     l->g->pages_left += l->pages;
+    alarm_close(l);
     prefix_close(l->prefix);
     float *rows[] = { l->keep, l->stage, l->drafts };
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)

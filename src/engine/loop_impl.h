@@ -13,6 +13,7 @@
 #include "engine/prefix.h"
 
 enum { LOOP_KEEP_ROWS = 2 * OPS_MAX_PENDING, LOOP_MAX_CHOICES = 128, LOOP_MAX_LOGPROBS = 64 };
+enum { SPEC_WATCH_PROMPTS = 4, SPEC_TEST_TOKENS = 32 };
 
 typedef struct request request;
 
@@ -67,9 +68,21 @@ struct request {
     int *stop_ids, *marks;
     seq *seqs; /* [choices] */
     int open;  /* choices that are not over */
+    bool own;  /* the loop's: not counted, takes nothing from the prefix cache and leaves nothing there */
     double submitted_at;
     atomic_bool cancelled;
 };
+
+/* Acceptance since the last look: at the floor, and at the ceiling. */
+typedef struct spec_watch {
+    int64_t rounds, accepted, pin_rounds, pin_full;
+    uint64_t prompts[SPEC_WATCH_PROMPTS]; /* of the latter, by their sums */
+    int n_prompts;
+    bool test_due;
+    int64_t next_test; /* windows at the ceiling until then */
+} spec_watch;
+
+typedef struct spec_test spec_test;
 
 struct loop {
     engine *g;
@@ -87,8 +100,11 @@ struct loop {
     depth_model model;
     bool timed; /* this step's seconds say something about its depth */
     int step_depth, n_decode;
-    double work_seconds; /* of this step */
-    loop_stats counts;
+    double work_seconds;       /* of this step */
+    loop_stats counts, unseen; /* unseen: of its own requests */
+    spec_watch watch;
+    spec_test *test; /* running, or NULL */
+    bool alone;      /* there is nothing but a test */
     /* buffers */
     float *keep;       /* device [slots, LOOP_KEEP_ROWS, H] */
     float *stage;      /* device [scratch rows, H]: inputs of the draft layer, of the head */
@@ -126,6 +142,9 @@ void loop_publish(loop *l);
 
 NODISCARD bool request_new(request **out, loop *l, const loop_request *q, err *e);
 void request_free(request *r);
+/* A request of the loop's own, made on the owner thread, joins the queue. */
+void request_adopt(loop *l, request *r);
+static inline loop_stats *request_counts(loop *l, const seq *s) { return s->r->own ? &l->unseen : &l->counts; }
 /* The choice is over: its slot and place go, on_done is called, the request is freed with its last choice. */
 void request_end(loop *l, seq *s, gen_finish finish);
 /* The same with s->fault. */
@@ -175,5 +194,17 @@ void round_trunk(loop *l);
 void round_prompts(loop *l);
 /* Tokens for what the pass yielded. */
 NODISCARD bool round_choose(loop *l, err *e);
+
+/* ---- alarm.c ---- */
+
+/* A round of s->depth drafts was verified. */
+void alarm_round(loop *l, const seq *s, int accepted);
+/* Begin the test that plain and drafted answers agree, of so many tokens each. */
+NODISCARD bool alarm_test(loop *l, int tokens, err *e);
+/* Its outcome once it is over, true before. Errors: E-SPEC-CORRUPT, those of its requests. */
+NODISCARD bool alarm_tested(loop *l, err *e);
+/* At the end of a step: tests that are due begin, and what failed one has consequences. */
+void alarm_step(loop *l);
+void alarm_close(loop *l);
 
 #endif

@@ -398,6 +398,17 @@ void prefix_forget(prefix *p, const int32_t *tokens, int n, int from) {
     free(bad);
 }
 
+void prefix_clear(prefix *p) {
+    for (prefix_entry *x; (x = oldest(p, NULL)); p->counts.forgotten++) {
+        strip(p, x);
+        if (x->file >= 0)
+            remove_file(p, x);
+        else
+            tidy(x);
+    }
+    for (; p->counts.files > 0; p->counts.forgotten++) remove_file(p, p->files[p->counts.files - 1]);
+}
+
 prefix_counts prefix_counted(const prefix *p) {
     prefix_counts c = p->counts;
     c.pages = p->st->pages.n_kept;

@@ -51,6 +51,8 @@ bool prefix_evict(prefix *p, const prefix_entry *keep);
 /* Entries that tokens[0..n) begins with go, and all that begin with its first `from` tokens when one of them had this
  * length or more (from 0: no others). */
 void prefix_forget(prefix *p, const int32_t *tokens, int n, int from);
+/* All entries go, from the folder too. */
+void prefix_clear(prefix *p);
 prefix_counts prefix_counted(const prefix *p);
 /* Grows whenever an entry was added. */
 uint64_t prefix_version(const prefix *p);

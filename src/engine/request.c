@@ -99,6 +99,19 @@ void request_free(request *r) {
     free(r);
 }
 
+void request_adopt(loop *l, request *r) {
+    pthread_mutex_lock(&l->lock);
+    l->open += r->q.choices;
+    r->handle = ++l->last_handle;
+    for (int i = 0; i < r->q.choices; i++) r->seqs[i].order = ++l->last_order;
+    r->next = l->all;
+    if (l->all) l->all->prev = r;
+    l->all = r;
+    pthread_mutex_unlock(&l->lock);
+    r->own = true;
+    for (int i = 0; i < r->q.choices; i++) sched_enqueue(l, &r->seqs[i]);
+}
+
 static void forget(loop *l, seq *s) {
     request *r = s->r;
     pthread_mutex_lock(&l->lock);
@@ -125,20 +138,21 @@ static void end(loop *l, seq *s) {
 }
 
 void request_end(loop *l, seq *s, gen_finish finish) {
+    loop_stats *c = request_counts(l, s);
     s->out.finish = finish;
     if (finish == GEN_CANCEL)
-        l->counts.cancelled++;
+        c->cancelled++;
     else if (finish == GEN_DEADLINE)
-        l->counts.expired++;
+        c->expired++;
     else
-        l->counts.finished++, reuse_leave_answer(l, s);
+        c->finished++, reuse_leave_answer(l, s);
     end(l, s);
 }
 
 void request_fail(loop *l, seq *s) {
     CHECK(s->fault.id, "a failure without a cause");
     s->out.finish = GEN_CANCEL;
-    l->counts.failed++;
+    request_counts(l, s)->failed++;
     if (strcmp(s->fault.id, "E-ENGINE-NONFINITE") == 0) reuse_forget(l, s);
     end(l, s);
 }
@@ -161,7 +175,7 @@ bool request_emit(loop *l, seq *s, int32_t id, const float *logits) {
     if (s->out.output_tokens++ == 0) s->out.prompt_seconds = clock_seconds() - s->r->submitted_at;
     s->out.out_of_list += !heads_drafts(&l->g->n.heads, id) && !id_set_has(&s->own, id);
     heads_note(&l->g->n.heads, &s->own, &id, 1);
-    l->counts.output_tokens++;
+    request_counts(l, s)->output_tokens++;
     if (s->seen.state) history_push(&s->seen, id);
     choose_edits_push(&s->edits, l->g, &s->sampling, id);
     if (q->rule.accept) q->rule.accept(q->rule.ctx, s->choice, id);

@@ -9,6 +9,8 @@ enum { LEAST_BRANCH = 64 };
 
 static int slot_of(const loop *l, const seq *s) { return l->slot_of[s->slot]; }
 
+static bool uses_cache(const loop *l, const seq *s) { return l->prefix && !s->r->own; }
+
 static float *kept(const loop *l, const seq *s, int p) {
     return l->keep + ((int64_t)s->slot * LOOP_KEEP_ROWS + (p - s->keep_pos)) * l->g->config.hidden;
 }
@@ -50,7 +52,8 @@ static void took_up(loop *l, seq *s, int length) {
     l->counts.prefix_hits++;
     l->counts.prefix_tokens += length;
     if (s->out.output_tokens > 0) return; /* again, after preemption */
-    s->out.cached_tokens = length;
+    /* Also what was taken up whole: its last position yields the first token, like one that was computed. */
+    s->out.cached_tokens = length < s->n_tokens ? length : s->n_tokens - 1;
     if (s->r->q.on_prompt) s->r->q.on_prompt(s->r->q.ctx, s->choice, length, s->n_tokens);
 }
 
@@ -75,7 +78,7 @@ bool reuse_start(loop *l, seq *s, int spare) {
     seq_state *st = &l->g->st;
     const int slot = slot_of(l, s), positions = (int)min_i64(s->n_tokens + 1, st->capacity);
     kv_pages_drop(&st->pages, slot);
-    if (!l->prefix || !take_up(l, s, positions, spare)) {
+    if (!uses_cache(l, s) || !take_up(l, s, positions, spare)) {
         if (!reuse_room(l, kv_pages_for(positions) + spare)) return false;
         state_reset(st, slot);
     }
@@ -84,7 +87,7 @@ bool reuse_start(loop *l, seq *s, int spare) {
 }
 
 bool reuse_retry(loop *l, seq *s) {
-    if (!l->prefix || s->done > 0 || s->tried == prefix_version(l->prefix)) return true;
+    if (!uses_cache(l, s) || s->done > 0 || s->tried == prefix_version(l->prefix)) return true;
     return reuse_start(l, s, 0);
 }
 
@@ -103,7 +106,7 @@ static int next_mark(const loop *l, const seq *s) {
 
 int reuse_stop(const loop *l, const seq *s) {
     int at = s->n_tokens;
-    if (!l->prefix) return at;
+    if (!uses_cache(l, s)) return at;
     const int every = l->opt.prefix_every, candidates[] = { next_mark(l, s), s->branch, (s->done / every + 1) * every };
     for (size_t i = 0; i < ARRAY_LEN(candidates); i++)
         if (candidates[i] > s->done && candidates[i] < at) at = candidates[i];
@@ -117,7 +120,7 @@ static void leave(loop *l, seq *s, int length) {
 }
 
 void reuse_leave_prompt(loop *l, seq *s) {
-    if (l->prefix && s->done == s->stop_at && !(s->done == s->n_tokens && s->out.output_tokens > 0))
+    if (uses_cache(l, s) && s->done == s->stop_at && !(s->done == s->n_tokens && s->out.output_tokens > 0))
         leave(l, s, s->done);
 }
 
@@ -131,7 +134,7 @@ static void catch_up(loop *l, seq *s, int length) {
 }
 
 void reuse_leave_answer(loop *l, seq *s) {
-    if (!l->prefix || s->slot < 0 || s->phase != SEQ_DECODE) return;
+    if (!uses_cache(l, s) || s->slot < 0 || s->phase != SEQ_DECODE) return;
     /* What a stop cut off behind the last token has gone through the trunk, but is no part of the sequence. */
     const int length = s->done < s->n_tokens ? s->done : s->n_tokens, cut = s->done - length;
     CHECK(cut == 0 || cut < s->pending, "%d positions behind the end, %d pending", cut, s->pending);

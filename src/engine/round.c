@@ -203,7 +203,7 @@ static void share(loop *l, const seq *from) {
         s->done = from->done;
         s->mtp_done = from->mtp_done;
         s->keep_pos = from->keep_pos;
-        s->out.cached_tokens = from->done;
+        s->out.cached_tokens = from->done - 1; /* as elsewhere: the last one is never said to be */
         if (s->drafting || l->prefix)
             copy_rows(l, kept(l, s, s->keep_pos), kept(l, from, from->keep_pos), s->done - s->keep_pos);
         s->phase = SEQ_PROMPT;
@@ -310,7 +310,7 @@ static void ask_edits(const loop *l, int n) {
 
 static void count_round(loop *l, seq *s, int accepted) {
     gen_result *o = &s->out;
-    loop_stats *c = &l->counts;
+    loop_stats *c = request_counts(l, s);
     o->rounds++, c->rounds++;
     o->drafted += s->depth, c->drafted += s->depth;
     o->accepted += accepted, c->accepted += accepted;
@@ -319,6 +319,7 @@ static void count_round(loop *l, seq *s, int accepted) {
         o->accepted_at[i] += i < accepted, c->accepted_at[i] += i < accepted;
     }
     depth_accepted(&l->model, s->depth, accepted);
+    if (!s->r->own) alarm_round(l, s, accepted);
 }
 
 /* Draw for one choice from its rows, and hand out what was drawn. */

@@ -186,12 +186,13 @@ int sched_plan(loop *l) {
     const int reserve = waiting > 0 ? (int)min_i64(waiting, max_i64(1, budget / 4)) : 0;
     if (n > 0) cap = (int)min_i64(cap, max_i64(0, (budget - reserve) / n - 1));
     l->n_decode = n;
-    l->timed = !l->opt.fixed_depth && waiting == 0;
+    l->timed = !l->opt.fixed_depth && waiting == 0 && !l->test;
     l->step_depth = n == 0 || l->opt.fixed_depth ? cap : depth_pick(&l->model, n, cap, l->timed);
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
         if (s->phase != SEQ_DECODE) continue;
-        if (s->depth > l->step_depth) s->depth = l->step_depth;
+        const int most = s->r->own ? cap : l->step_depth; /* a test of drafts needs some */
+        if (s->depth > most) s->depth = most;
         s->rows = 1 + s->depth;
         rows += s->rows;
     }

@@ -180,6 +180,8 @@ static void write_engine_info(buf *b, const server *s) {
     json_write_str(b, str_of(plan));
     buf_puts(b, ",\"accept_length\":");
     json_write_double(b, l.rounds ? (double)(l.accepted + l.rounds) / (double)l.rounds : 0);
+    buf_printf(b, ",\"alarms\":{\"spec_floor\":%lld,\"spec_pinned\":%lld,\"spec_corrupt\":%lld}",
+               (long long)l.spec_floor, (long long)l.spec_pinned, (long long)l.spec_corrupt);
     buf_puts(b, ",\"sampling_defaults\":");
     write_sampling(b, &s->model.defaults);
     server_write_formats(b, s);

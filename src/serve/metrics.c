@@ -132,6 +132,14 @@ static void write_speculation(const writer *w, const loop_stats *l) {
     }
     one(w, "nibble_spec_accept_length", "gauge", "accepted drafts plus one, per round, since the start",
         l->rounds ? (double)(l->accepted + l->rounds) / (double)l->rounds : 0);
+    const int64_t alarms[] = { l->spec_floor, l->spec_pinned, l->spec_corrupt };
+    static const char *const ids[] = { "W-SPEC-FLOOR", "W-SPEC-PINNED", "E-SPEC-CORRUPT" };
+    head(w, "nibble_spec_alarms_total", "counter",
+         "windows of rounds whose acceptance was implausible, failed self-tests");
+    for (size_t i = 0; i < ARRAY_LEN(ids); i++) {
+        snprintf(extra, sizeof extra, ",id=\"%s\"", ids[i]);
+        number(w, "nibble_spec_alarms_total", extra, (double)alarms[i]);
+    }
     head(w, "nibble_steps_by_depth_total", "counter", "passes with generating sequences, by drafts per round");
     for (int i = 0; i <= ENGINE_MAX_DRAFT; i++) {
         snprintf(extra, sizeof extra, ",depth=\"%d\"", i);

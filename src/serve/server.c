@@ -14,7 +14,7 @@
 #include "serve/sse.h"
 
 /* Ticks are counted, not seconds: when the whole process was stopped nobody missed a beat. */
-enum { STALL_SECONDS = 30, TICK_MICROS = 250000, SILENT_TICKS = 3 };
+enum { STALL_SECONDS = 30, TICK_MICROS = 250000, SILENT_TICKS = 3, BOOT_TEST_TOKENS = 4 };
 
 static const chat_dialect *const dialects[] = {
     &api_chat,       &api_completions, &api_render,    &api_tokenize,
@@ -301,8 +301,8 @@ static void *loader_run(void *arg) {
     const serve_options *o = s->o;
     if (engine_open(&s->g, o->dir, &o->engine, &s->fault) && o->defaults(o->ctx, &s->model.defaults, s->g, &s->fault) &&
         grammar_vocab_new(&s->vocab, s->g->tok, s->g->n.real_vocab, &s->fault) &&
-        server_self_test(s->g, o->loop.depth, &s->fault) && loop_open(&s->l, s->g, &o->loop, &s->fault) &&
-        loop_start(s->l, &s->fault)) {
+        engine_selftest(s->g, o->loop.depth, BOOT_TEST_TOKENS, &s->fault) &&
+        loop_open(&s->l, s->g, &o->loop, &s->fault) && loop_start(s->l, &s->fault)) {
     }
     job_bridge_post(s->bridge, on_loaded, s);
     return NULL;

@@ -64,9 +64,6 @@ void admin_preflight(server *s, http_call *c);
 void admin_cors(server *s, http_call *c);
 bool admin_authorized(server *s, http_call *c);
 
-/* start.c: the same few tokens with drafts and without, on an engine that nobody uses yet. Errors: E-SERVE-SELFTEST, those
- * of a session. */
-NODISCARD bool server_self_test(engine *g, int depth, err *e);
 /* What was loaded, on standard error, and `ready http://...`. */
 void server_start_page(server *s);
 /* `,"formats":{...},"kv_scales":{...}` */

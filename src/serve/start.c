@@ -1,4 +1,4 @@
-/* Between loading and serving: a self-test, and the page that says what was loaded. */
+/* The page that says what was loaded. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,46 +6,6 @@
 #include "base/log.h"
 #include "model/census.h"
 #include "serve/server_impl.h"
-
-/* ---- the self-test: the same greedy tokens with drafts and without ---- */
-
-enum { TEST_TOKENS = 4 };
-
-typedef struct tokens {
-    int32_t v[TEST_TOKENS];
-    int n;
-} tokens;
-
-static bool on_token(void *ctx, int32_t id, double logprob, const int32_t *top_ids, const double *top_logprobs) {
-    tokens *t = ctx;
-    (void)logprob, (void)top_ids, (void)top_logprobs;
-    t->v[t->n++] = id;
-    return t->n < TEST_TOKENS;
-}
-
-static bool answer(engine *g, const id_list *prompt, int depth, tokens *t, err *e) {
-    session s = { 0 };
-    gen_result r;
-    const gen_options o = { .max_tokens = TEST_TOKENS, .depth = depth, .on_token = on_token, .ctx = t };
-    const bool ok = session_open(&s, g, depth > 0, e) && session_set(&s, prompt->v, (int)prompt->n, e) &&
-                    session_generate(&s, &o, &r, e);
-    session_close(&s);
-    return ok;
-}
-
-bool server_self_test(engine *g, int depth, err *e) {
-    id_list prompt = { 0 };
-    tokens with = { .n = 0 }, without = { .n = 0 };
-    bool ok = tokenizer_encode(g->tok, &prompt, STR("The answer to this question is"), NULL, e);
-    if ((int)prompt.n + TEST_TOKENS >= g->st.capacity) prompt.n = 1; /* a context too small to test more in */
-    ok = ok && answer(g, &prompt, 0, &without, e) && answer(g, &prompt, g->n.has_mtp ? depth : 0, &with, e);
-    if (ok && (with.n != without.n || memcmp(with.v, without.v, (size_t)with.n * sizeof *with.v) != 0))
-        ok = fail(
-            e, ERR_MACHINE, "E-SERVE-SELFTEST",
-            "self-test: other tokens with drafts than without (broken memory or a bug; --spec 0 does without drafts)");
-    ids_free(&prompt);
-    return ok;
-}
 
 /* ---- formats ---- */
 

@@ -452,6 +452,7 @@ static void test_preemption_and_sharing(void **state) {
     check(&t, "a shared prompt");
     const loop_stats s = loop_counted(l);
     assert_int_equal(s.shared, 1);
+    assert_int_equal(t.result[1].cached_tokens, w.n_prompt - 1);
     assert_int_equal(s.prompt_rows, w.n_prompt);
     assert_true(memcmp(t.got[0].v, t.got[1].v, sizeof t.got[0].v) != 0);
     loop_close(l);

@@ -106,7 +106,7 @@ static void check(const turn *t, const char *what) {
             fail_msg("%s changed the tokens", what);
         if (memcmp(t->got_p[c], t->want_p[c], sizeof(double) * (size_t)t->want[c].n) != 0)
             fail_msg("%s changed log-probabilities", what);
-        assert_in_range(t->result[c].cached_tokens, 0, t->prompt.n);
+        assert_in_range(t->result[c].cached_tokens, 0, t->prompt.n - 1);
     }
 }
 
@@ -332,14 +332,14 @@ static void test_drafts(void **state) {
             check(&t, "an entry");
             assert_int_equal(t.result[0].rounds, t.alone[0].rounds);
             assert_int_equal(t.result[0].accepted, t.alone[0].accepted);
-            if (i % 2 == 1) assert_int_equal(t.result[0].cached_tokens, t.prompt.n); /* the same again */
+            if (i % 2 == 1) assert_int_equal(t.result[0].cached_tokens, t.prompt.n - 1); /* the same again */
             cached += t.result[0].cached_tokens;
             accepted += t.alone[0].accepted;
             for (int k = 0; i % 2 == 1 && k < t.want[0].n; k++) t.prompt.v[t.prompt.n++] = t.want[0].v[k];
             if (i % 2 == 1) append_random(&t.prompt, 9, &r);
         }
         /* Of an answer all but its newest token is kept at least. */
-        assert_true(cached >= 70 + 2 * (70 + 29) + 9 + (70 + 2 * 39 - 10));
+        assert_true(cached + 3 >= 70 + 2 * (70 + 29) + 9 + (70 + 2 * 39 - 10));
         printf("depth %d: %lld drafts accepted\n", depth, (long long)accepted);
         assert_true(accepted > 5);
         loop_close(l);

@@ -29,7 +29,6 @@ NOT_PROVOKED = {
     "E-OPS-DEVICE",  # the command line knows the devices; only programs that embed the engine can name another
     "E-CUDA-ARCH", "E-CUDA-DEVICE", "E-CUDA-FAILED", "E-CUDA-SHAPE",  # a GPU is needed, or an odd one
     "E-CUDA-BUILD", "E-CUDA-DRIVER",  # one of them, by the build: tests/cli/common.cases
-    "E-SERVE-SELFTEST",  # an engine that computes wrongly
     "E-SERVE-EVENTS",  # no descriptor left for the event loop
     "E-FILE-READ", "E-CMD-STDIN",  # a regular file or pipe whose read fails
 }

@@ -1,0 +1,61 @@
+"""Acceptance that looks wrong is said by the server, once, and counted where monitors look."""
+import pytest
+
+from serving import Server
+from test_messages import edit_tensors
+
+WORDS = "apples boats cakes doors eggs forks games hats".split()
+
+
+@pytest.fixture
+def serve(nibble):
+    running = []
+
+    def start(*args):
+        running.append(Server(nibble, *args))
+        return running[-1]
+    yield start
+    for s in running:
+        s.stop()
+
+
+def zero(name):
+    def change(t):
+        found = [k for k in t if k.endswith(name)]
+        assert len(found) == 1, sorted(t)
+        dtype, shape, data = t[found[0]]
+        t[found[0]] = (dtype, shape, bytes(len(data)))
+    return change
+
+
+def alarms(s):
+    text = s.get("/metrics")[2].decode()
+    counted = {line.split('id="')[1].split('"')[0]: float(line.split()[-1]) for line in text.splitlines() if line.startswith("nibble_spec_alarms_total{")}
+    info = s.get("/server_info")[2]["alarms"]
+    assert [counted[k] for k in ("W-SPEC-FLOOR", "W-SPEC-PINNED", "E-SPEC-CORRUPT")] == [info[k] for k in ("spec_floor", "spec_pinned", "spec_corrupt")]
+    return info
+
+
+def test_damaged_draft_head(serve, nibble, tiny, tmp_path):
+    s = serve(edit_tensors(tiny, tmp_path / "m", zero("mtp.fc.weight")))
+    sound = nibble.json("run", tiny, "-p", "How many apples?", "--temperature", 0, "--json", "-n", 60)
+    for w in WORDS:
+        got = s.chat(f"How many {w}?", max_tokens=60, ignore_eos=True, return_token_ids=True)
+        if w == "apples":
+            n = len(sound["output_ids"])
+            assert got["choices"][0]["token_ids"][:n] == sound["output_ids"]
+    for _ in range(9):  # such drafts are not worth their time: few rounds are made
+        if alarms(s)["spec_floor"]:
+            break
+        for w in WORDS:
+            s.chat(f"How many {w} are there?", max_tokens=200, ignore_eos=True)
+    assert alarms(s)["spec_floor"] > 0 and alarms(s)["spec_pinned"] == 0
+    assert len(s.said("W-SPEC-FLOOR")) == 1 and "accept length 1.0" in s.said("W-SPEC-FLOOR")[0]
+
+
+def test_model_that_says_one_thing(serve, tiny, tmp_path):
+    s = serve(edit_tensors(tiny, tmp_path / "m", zero("lm_head.weight")))
+    for w in WORDS:
+        s.chat(f"How many {w}?", max_tokens=150, ignore_eos=True)
+    assert alarms(s)["spec_pinned"] > 0 and alarms(s)["spec_corrupt"] == alarms(s)["spec_floor"] == 0
+    assert len(s.said("W-SPEC-PINNED")) == 1 and s.said("E-SPEC-CORRUPT") == []
