@@ -40,10 +40,11 @@ static void check_pin(loop *l) {
     if (pinned && w->n_prompts < WINDOW_PROMPTS) return; /* one text may well be that easy */
     if (pinned) {
         if (l->counts.spec_pinned++ == 0)
-            log_say("W-SPEC-PINNED",
-                    "%s: all drafts were accepted in %lld of %lld rounds of different prompts: easy text, or broken memory "
-                    "(testing which)",
-                    l->g->files.dir, (long long)w->pin_full, (long long)w->pin_rounds);
+            log_say(
+                "W-SPEC-PINNED",
+                "%s: all drafts were accepted in %lld of %lld rounds of different prompts: easy text, or broken memory "
+                "(testing which)",
+                l->g->files.dir, (long long)w->pin_full, (long long)w->pin_rounds);
         /* A model that is always right is tested now and then, not all the time. */
         w->test_due = w->test_due || l->counts.spec_pinned >= w->next_test;
     }

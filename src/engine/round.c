@@ -37,9 +37,10 @@ static void run_mtp(loop *l, int n) {
 
 /* ---- drafts ---- */
 
-/* Would the next round's rows still fit behind those that wait? */
-static bool must_catch_up(const seq *s) {
-    return s->drafting && s->done - s->mtp_done + ENGINE_MAX_DRAFT + 1 > LOOP_KEEP_ROWS;
+/* Would the next round's rows still fit behind those that wait, and into one pass? */
+static bool must_catch_up(const loop *l, const seq *s) {
+    const int most = l->g->sc.rows < LOOP_KEEP_ROWS ? l->g->sc.rows : LOOP_KEEP_ROWS;
+    return s->drafting && s->done - s->mtp_done + ENGINE_MAX_DRAFT + 1 > most;
 }
 
 /* The draft layer over the final rows of group[0..n): `rows` in all. The last output of each goes to l->drafts. */
@@ -65,7 +66,7 @@ static void extend_all(loop *l) {
     int n = 0, rows = 0;
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
-        if (s->phase != SEQ_DECODE || !(s->depth > 0 || must_catch_up(s))) continue;
+        if (s->phase != SEQ_DECODE || !(s->depth > 0 || must_catch_up(l, s))) continue;
         const int count = s->done - s->mtp_done;
         CHECK(count >= 1, "%d draft rows", count);
         if (rows + count > l->g->sc.rows) extend(l, n), n = rows = 0;

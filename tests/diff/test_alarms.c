@@ -161,7 +161,7 @@ static void test_pinned(void **state) {
     (void)state;
     for (int slots = 1; slots <= 3; slots += 2) {
         engine *g = open_edited(no_head, slots);
-        loop *l = open_loop(g, 2, slots > 1);
+        loop *l = open_loop(g, 2, true);
         answer got;
         for (int i = 0; i < 12; i++) submit(l, &got, 0), finish(l);
         assert_true(loop_counted(l).rounds > 200);

@@ -412,7 +412,7 @@ static void preempt_twice(engine *g, int slots, const wanted *low, wanted *all, 
     assert_int_equal(newest->got[0].n, 0);
     submit(l, &t[slots], &all[0], -1, 1);
     loop_step(l);
-    assert_int_equal(loop_counted(l).preempted, 1);
+    assert_true(loop_counted(l).preempted >= 1); /* a choice each */
     while (newest->got[0].n < 4) assert_true(loop_step(l));
     for (int i = 1; i < n; i++) submit(l, &t[slots + i], &all[i], -1, i);
     loop_step(l);
@@ -633,6 +633,33 @@ static void test_acceptance(void **state) {
     engine_close(one);
 }
 
+/* A pass of few rows: the draft layer of a sequence that does not draft catches up before it owes more than that. */
+static void test_catching_up_in_small_passes(void **state) {
+    (void)state;
+    err e = { 0 };
+    engine *g;
+    const engine_options o = { .ctx = CTX,
+                               .slots = 1,
+                               .chunk = 1,
+                               .no_text = true,
+                               .prefix_kv_bytes = 1 << 20,
+                               .prefix_state_bytes = 1 << 20,
+                               .ops = { .threads = 1, .isa = ISA_COUNT } };
+    OK(engine_open(&g, TINY, &o, &e));
+    loop *l = open_loop(g, &(loop_options){ .depth = 5, .fixed_depth = true });
+    const wanted w = { .n_prompt = 3, .stop = -1, .choices = 1, .max_tokens = 60 };
+    ticket a = { 0 }, b = { 0 };
+    submit(l, &a, &w, 0, 0);
+    finish(l, 100);
+    submit(l, &b, &w, -1, 0);
+    finish(l, 100);
+    assert_int_equal(a.got[0].n, 60);
+    assert_memory_equal(a.got[0].v, b.got[0].v, sizeof a.got[0].v);
+    assert_true(b.result[0].accepted > 0);
+    loop_close(l);
+    engine_close(g);
+}
+
 /* One row reads as many experts as it is routed to; several share some, and never read more than there are. */
 static void test_experts_counted(void **state) {
     (void)state;
@@ -822,6 +849,7 @@ int main(void) {
                                         cmocka_unit_test(test_mixes_nvfp4),
                                         cmocka_unit_test(test_edits_are_screened),
                                         cmocka_unit_test(test_experts_counted),
+                                        cmocka_unit_test(test_catching_up_in_small_passes),
                                         cmocka_unit_test(test_poison),
                                         cmocka_unit_test(test_preemption_and_sharing),
                                         cmocka_unit_test(test_steady_state),

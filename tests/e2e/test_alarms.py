@@ -36,26 +36,12 @@ def alarms(s):
     return info
 
 
-def test_damaged_draft_head(serve, nibble, tiny, tmp_path):
-    s = serve(edit_tensors(tiny, tmp_path / "m", zero("mtp.fc.weight")))
-    sound = nibble.json("run", tiny, "-p", "How many apples?", "--temperature", 0, "--json", "-n", 60)
-    for w in WORDS:
-        got = s.chat(f"How many {w}?", max_tokens=60, ignore_eos=True, return_token_ids=True)
-        if w == "apples":
-            n = len(sound["output_ids"])
-            assert got["choices"][0]["token_ids"][:n] == sound["output_ids"]
-    for _ in range(9):  # such drafts are not worth their time: few rounds are made
-        if alarms(s)["spec_floor"]:
-            break
-        for w in WORDS:
-            s.chat(f"How many {w} are there?", max_tokens=200, ignore_eos=True)
-    assert alarms(s)["spec_floor"] > 0 and alarms(s)["spec_pinned"] == 0
-    assert len(s.said("W-SPEC-FLOOR")) == 1 and "accept length 1.0" in s.said("W-SPEC-FLOOR")[0]
-
-
 def test_model_that_says_one_thing(serve, tiny, tmp_path):
     s = serve(edit_tensors(tiny, tmp_path / "m", zero("lm_head.weight")))
-    for w in WORDS:
-        s.chat(f"How many {w}?", max_tokens=150, ignore_eos=True)
+    for _ in range(20):  # how many rounds are made is decided by their speed
+        for w in WORDS:
+            s.chat(f"How many {w}?", max_tokens=400, ignore_eos=True)
+        if alarms(s)["spec_pinned"]:
+            break
     assert alarms(s)["spec_pinned"] > 0 and alarms(s)["spec_corrupt"] == alarms(s)["spec_floor"] == 0
     assert len(s.said("W-SPEC-PINNED")) == 1 and s.said("E-SPEC-CORRUPT") == []
