@@ -5,7 +5,7 @@
 #include "text/grammar_impl.h"
 #include "text/jinja_uni.h"
 
-enum { DFA_MAX_STATES = 20000, DFA_MAX_EDGES = 400000, LAST_CODE = 0x10ffff };
+enum { DFA_MAX_STATES = 20000, DFA_MAX_EDGES = 400000, LAST_CODE = 0x10ffff, RUN_MAX = 64 };
 
 void dfa_free(dfa *d) {
     free(d->first);
@@ -177,6 +177,88 @@ static void add_quoted(grammar *g, uint32_t from, uint32_t lo, uint32_t hi, uint
     }
 }
 
+/* Where characters lo..hi lead: UINT32_MAX nowhere, UINT32_MAX - 1 not all to the same state. */
+static uint32_t all_to(const dfa *d, const bool *live, uint32_t state, uint32_t lo, uint32_t hi) {
+    uint32_t to = UINT32_MAX, covered = 0;
+    for (uint32_t k = d->first[state]; k < d->first[state + 1]; k++) {
+        const dfa_edge *x = &d->edge[k];
+        const uint32_t a = x->lo > lo ? x->lo : lo, b = x->hi < hi ? x->hi : hi;
+        if (a > b || !live[x->to]) continue;
+        if (to != UINT32_MAX && to != x->to) return UINT32_MAX - 1;
+        to = x->to;
+        covered += b - a + 1;
+    }
+    return covered == 0 ? UINT32_MAX : covered == hi - lo + 1 ? to : UINT32_MAX - 1;
+}
+
+typedef struct dfa_look { /* of a state */
+    uint32_t next;
+    uint8_t kinds; /* that lead to `next` */
+    bool closed;   /* no plain character leads anywhere */
+} dfa_look;
+
+static dfa_look look_at(const dfa *d, const bool *live, uint32_t state) {
+    uint32_t to[8];
+    dfa_look best = { .closed = true, .next = UINT32_MAX };
+    for (int k = 0; k < 6; k++) {
+        to[k] = UINT32_MAX;
+        bool first = true;
+        for (size_t i = 0; i < grammar_n_kinds; i++) {
+            if (grammar_kinds[i].kind != 1u << k) continue;
+            const uint32_t t = all_to(d, live, state, grammar_kinds[i].lo, grammar_kinds[i].hi);
+            to[k] = first || t == to[k] ? t : UINT32_MAX - 1;
+            first = false;
+        }
+        if (to[k] != UINT32_MAX) best.closed = false;
+    }
+    for (int k = 0; k < 6; k++) {
+        uint8_t kinds = 0;
+        for (int i = 0; i < 6; i++) kinds |= (uint8_t)(to[i] == to[k] ? 1u << i : 0);
+        if (to[k] < UINT32_MAX - 1 && __builtin_popcount(kinds) > __builtin_popcount(best.kinds))
+            best.kinds = kinds, best.next = to[k];
+    }
+    return best;
+}
+
+/* live[i]: something leads from i to an accepting state. */
+static void find_live(const dfa *d, bool *live) {
+    uint32_t *first = xcalloc(d->n + 2, sizeof *first), *from = xcalloc(d->n_edges + 1, sizeof *from),
+             *todo = xcalloc(d->n + 1, sizeof *todo), n = 0;
+    for (uint32_t k = 0; k < d->n_edges; k++) first[d->edge[k].to + 2]++;
+    for (uint32_t i = 2; i < d->n + 2; i++) first[i] += first[i - 1];
+    for (uint32_t k = 0; k < d->n_edges; k++) from[first[d->edge[k].to + 1]++] = d->edge[k].from;
+    for (uint32_t i = 0; i < d->n; i++)
+        if ((live[i] = d->accept[i])) todo[n++] = i;
+    while (n > 0) {
+        const uint32_t to = todo[--n];
+        for (uint32_t k = first[to]; k < first[to + 1]; k++)
+            if (!live[from[k]]) live[from[k]] = true, todo[n++] = from[k];
+    }
+    free(first);
+    free(from);
+    free(todo);
+}
+
+/* How many characters of its kinds may follow each state: along `next`, as long as the kinds stay. */
+static void note_runs(grammar *g, const dfa *d, const uint32_t *at) {
+    dfa_look *v = xcalloc(d->n + 1, sizeof *v);
+    bool *live = xcalloc(d->n + 1, sizeof *live);
+    find_live(d, live);
+    for (uint32_t i = 0; i < d->n; i++) v[i] = look_at(d, live, i);
+    for (uint32_t i = 0; i < d->n; i++) {
+        grammar_state *s = &g->states[at[i]];
+        uint32_t k = i;
+        s->kinds = v[i].kinds;
+        while (s->run < RUN_MAX && v[k].kinds && (v[i].kinds & ~v[k].kinds) == 0) {
+            s->run = v[k].next == k ? GRAMMAR_NEVER : (uint16_t)(s->run + 1);
+            k = v[k].next;
+        }
+        s->plain = s->run > 0 && s->kinds == KINDS_ALL && (s->run == GRAMMAR_NEVER || v[k].closed);
+    }
+    free(live);
+    free(v);
+}
+
 uint32_t grammar_dfa(grammar *g, const dfa *d, bool json_form) {
     const uint32_t r = grammar_add_rule(g, 0, -1);
     uint32_t *at = xcalloc(d->n, sizeof *at);
@@ -194,13 +276,13 @@ uint32_t grammar_dfa(grammar *g, const dfa *d, bool json_form) {
         if (d->accept[i]) grammar_add_edge(g, at[i], EDGE_EPS, close);
         for (uint32_t k = d->first[i]; k < d->first[i + 1] && !g->full; k++) {
             const dfa_edge *x = &d->edge[k];
-            g->states[at[i]].plain = x->to == i && x->lo == 0 && x->hi == LAST_CODE;
             if (json_form)
                 add_quoted(g, at[i], x->lo, x->hi, at[x->to]);
             else
                 grammar_add_codes(g, at[i], x->lo, x->hi, at[x->to]);
         }
     }
+    if (!g->full) note_runs(g, d, at);
     free(at);
     return g->full ? 0 : r;
 }

@@ -32,7 +32,12 @@ typedef struct grammar_state {
     uint32_t first, rule;
     uint16_t need; /* frames it takes to get to the rule's end; GRAMMAR_NEVER: there is no way */
     bool final;
-    bool plain; /* any plain characters (grammar_plain) may follow, each counting one, and lead back here */
+    /* What is known without walking. plain: of plain characters (grammar_kind) any may follow, `run` of them and no more; or
+     * run 0: each counting one and leading back here. Else: up to `run` characters of these kinds may follow, and other things
+     * too. GRAMMAR_NEVER: any number. */
+    bool plain;
+    uint8_t kinds;
+    uint16_t run;
 } grammar_state;
 
 typedef struct grammar_rule {
@@ -51,8 +56,16 @@ struct grammar {
     int classes;
 };
 
-/* A character that JSON strings, texts and thoughts treat alike: well-formed, no control, none of " \ <. */
-static inline bool grammar_plain(uint32_t c) { return c >= 0x20 && c != 0x7f && c != '"' && c != '\\' && c != '<'; }
+/* Plain characters are those that JSON strings, texts and thoughts treat alike: no control, none of " \ <, no white space
+ * above ASCII. Their kinds are what patterns mostly treat alike. */
+enum { KIND_LOWER = 1, KIND_UPPER = 2, KIND_DIGIT = 4, KIND_SPACE = 8, KIND_MARK = 16, KIND_WIDE = 32, KINDS_ALL = 63 };
+typedef struct kind_range {
+    uint32_t lo, hi;
+    uint8_t kind;
+} kind_range;
+extern const kind_range grammar_kinds[];
+extern const size_t grammar_n_kinds;
+uint8_t grammar_kind(uint32_t c); /* 0: not plain */
 
 /* ---- building: after `full` everything is a no-op that returns 0 ---- */
 grammar *grammar_begin(void);

@@ -12,8 +12,10 @@ enum { TOKEN_MAX_BYTES = 512, PLAIN_COUNTS = 16, MASKS = 48 };
 typedef struct token_tree {
     uint8_t *byte;
     uint16_t *depth;
-    uint32_t *end; /* behind the last descendant */
-    int32_t *id;   /* first token that ends here, -1 = none; more in vocab->same */
+    uint32_t *end;  /* behind the last descendant */
+    uint8_t *kinds; /* of all tokens that end here or below, and the characters of the longest; only of plain ones */
+    uint8_t *count;
+    int32_t *id; /* first token that ends here, -1 = none; more in vocab->same */
     uint32_t n;
 } token_tree;
 
@@ -28,6 +30,7 @@ struct grammar_vocab {
     int32_t *longer;                   /* plain tokens of more than PLAIN_COUNTS characters */
     uint16_t *longer_count;
     uint32_t n_longer;
+    uint8_t *kinds, *count; /* [words * 64] of plain tokens; kinds 0: it is not plain; count stops at 255 */
 };
 
 /* ---- the vocabulary ---- */
@@ -36,9 +39,28 @@ static str token_bytes(const grammar_vocab *v, int32_t id) {
     return (str){ v->pool + v->bytes[id], v->bytes[id + 1] - v->bytes[id] };
 }
 
-/* Characters of a plain token; 0: it is not plain. */
-static uint32_t plain_count(str s) {
+const kind_range grammar_kinds[] = {
+    { 'a', 'z', KIND_LOWER },       { 'A', 'Z', KIND_UPPER },      { '0', '9', KIND_DIGIT },
+    { ' ', ' ', KIND_SPACE },       { '!', '!', KIND_MARK },       { '#', '/', KIND_MARK },
+    { ':', ';', KIND_MARK },        { '=', '@', KIND_MARK },       { '[', '[', KIND_MARK },
+    { ']', '`', KIND_MARK },        { '{', '~', KIND_MARK },       { 0x80, 0x84, KIND_WIDE },
+    { 0x86, 0x9f, KIND_WIDE },      { 0xa1, 0x167f, KIND_WIDE },   { 0x1681, 0x1fff, KIND_WIDE },
+    { 0x200b, 0x2027, KIND_WIDE },  { 0x202a, 0x202e, KIND_WIDE }, { 0x2030, 0x205e, KIND_WIDE },
+    { 0x2060, 0x2fff, KIND_WIDE },  { 0x3001, 0xd7ff, KIND_WIDE }, { 0xe000, 0xfefe, KIND_WIDE },
+    { 0xff00, 0x10ffff, KIND_WIDE }
+};
+const size_t grammar_n_kinds = ARRAY_LEN(grammar_kinds);
+
+uint8_t grammar_kind(uint32_t c) {
+    for (size_t i = 0; i < ARRAY_LEN(grammar_kinds); i++)
+        if (c >= grammar_kinds[i].lo && c <= grammar_kinds[i].hi) return grammar_kinds[i].kind;
+    return 0;
+}
+
+/* Characters of a plain token, and their kinds; 0: it is not plain. */
+static uint32_t plain_count(str s, uint8_t *kinds) {
     uint32_t n = 0;
+    *kinds = 0;
     for (size_t i = 0; i < s.n; n++) {
         const uint8_t c = (uint8_t)s.p[i];
         const size_t len = c < 0x80                ? 1
@@ -46,12 +68,17 @@ static uint32_t plain_count(str s) {
                            : c >= 0xe0 && c < 0xf0 ? 3
                            : c >= 0xf0 && c < 0xf5 ? 4
                                                    : 0;
-        if (len == 0 || i + len > s.n || !grammar_plain(c)) return 0;
-        for (size_t k = 1; k < len; k++)
+        if (len == 0 || i + len > s.n) return 0;
+        uint32_t code = len == 1 ? c : c & (0x7fu >> len);
+        for (size_t k = 1; k < len; k++) {
             if (((uint8_t)s.p[i + k] & 0xc0) != 0x80) return 0;
+            code = code << 6 | ((uint8_t)s.p[i + k] & 0x3f);
+        }
+        const uint8_t kind = grammar_kind(code);
+        if (kind == 0) return 0;
+        *kinds |= kind;
         const uint8_t d = len > 1 ? (uint8_t)s.p[i + 1] : 0;
-        if ((c == 0xe0 && d < 0xa0) || (c == 0xed && d > 0x9f) || (c == 0xf0 && d < 0x90) || (c == 0xf4 && d > 0x8f) ||
-            c == 0x7f)
+        if ((c == 0xe0 && d < 0xa0) || (c == 0xed && d > 0x9f) || (c == 0xf0 && d < 0x90) || (c == 0xf4 && d > 0x8f))
             return 0;
         i += len;
     }
@@ -100,7 +127,25 @@ static void make_tree(grammar_vocab *v, token_tree *t, const int32_t *ids, uint3
     while (depth > 0) t->end[open[--depth]] = t->n;
 }
 
+/* Every token is a descendant of the nodes in front of it, so one walk backward gathers. */
+static void summarize(const grammar_vocab *v, token_tree *t) {
+    t->kinds = xcalloc(t->n + 1, 1);
+    t->count = xcalloc(t->n + 1, 1);
+    for (uint32_t i = t->n; i-- > 0;) {
+        for (int32_t id = t->id[i]; id >= 0; id = v->same[id]) {
+            t->kinds[i] |= v->kinds[id];
+            if (v->count[id] > t->count[i]) t->count[i] = v->count[id];
+        }
+        for (uint32_t k = i + 1; k < t->end[i]; k = t->end[k]) {
+            t->kinds[i] |= t->kinds[k];
+            if (t->count[k] > t->count[i]) t->count[i] = t->count[k];
+        }
+    }
+}
+
 static void tree_free(token_tree *t) {
+    free(t->kinds);
+    free(t->count);
     free(t->byte);
     free(t->depth);
     free(t->end);
@@ -109,7 +154,9 @@ static void tree_free(token_tree *t) {
 
 static void set_bit(uint64_t *mask, int32_t id) { mask[id / 64] |= (uint64_t)1 << id % 64; }
 
-static void note_plain(grammar_vocab *v, int32_t id, uint32_t count) {
+static void note_plain(grammar_vocab *v, int32_t id, uint32_t count, uint8_t kinds) {
+    v->kinds[id] = kinds;
+    v->count[id] = (uint8_t)(count < UINT8_MAX ? count : UINT8_MAX);
     for (uint32_t k = count; k <= PLAIN_COUNTS; k++) set_bit(v->up_to[k], id);
     set_bit(v->up_to[0], id);
     if (count <= PLAIN_COUNTS) return;
@@ -124,6 +171,8 @@ bool grammar_vocab_new(grammar_vocab **out, const tokenizer *t, int vocab, err *
     v->vocab = vocab;
     v->words = (n + 63) / 64;
     v->same = xcalloc(n + 1, sizeof *v->same);
+    v->kinds = xcalloc(v->words * 64 + 1, 1);
+    v->count = xcalloc(v->words * 64 + 1, 1);
     v->longer = xcalloc(n + 1, sizeof *v->longer);
     v->longer_count = xcalloc(n + 1, sizeof *v->longer_count);
     v->bytes = xcalloc(n + 1, sizeof *v->bytes);
@@ -138,8 +187,9 @@ bool grammar_vocab_new(grammar_vocab **out, const tokenizer *t, int vocab, err *
         if (is_text(t, i, s)) {
             memcpy(v->pool + at, s.p, s.n);
             at += (uint32_t)s.n;
-            const uint32_t count = plain_count(s);
-            if (count > 0) note_plain(v, i, count);
+            uint8_t kinds;
+            const uint32_t count = plain_count(s, &kinds);
+            if (count > 0) note_plain(v, i, count, kinds);
             *(count > 0 ? &plain[n_plain++] : &rest[n_rest++]) = i;
         }
         v->bytes[i + 1] = at;
@@ -148,6 +198,7 @@ bool grammar_vocab_new(grammar_vocab **out, const tokenizer *t, int vocab, err *
         qsort_r(plain, n_plain, sizeof *plain, by_bytes, v);
         qsort_r(rest, n_rest, sizeof *rest, by_bytes, v);
         make_tree(v, &v->plain, plain, n_plain);
+        summarize(v, &v->plain);
         make_tree(v, &v->rest, rest, n_rest);
     }
     free(plain);
@@ -162,7 +213,7 @@ void grammar_vocab_free(grammar_vocab *v) {
     tree_free(&v->plain);
     tree_free(&v->rest);
     for (int k = 0; k <= PLAIN_COUNTS; k++) free(v->up_to[k]);
-    void *own[] = { v->same, v->longer, v->longer_count, v->bytes, v->pool, v };
+    void *own[] = { v->same, v->longer, v->longer_count, v->kinds, v->count, v->bytes, v->pool, v };
     for (size_t i = 0; i < ARRAY_LEN(own); i++) free(own[i]);
 }
 
@@ -206,10 +257,16 @@ void grammar_run_free(grammar_run *r) {
     free(r);
 }
 
-static void walk(machine *m, const grammar_vocab *v, const token_tree *t, uint32_t from, uint64_t *mask) {
+/* Without plain tokens of these kinds and at most `run` characters, which are known. */
+static void walk(machine *m, const grammar_vocab *v, const token_tree *t, uint32_t from, uint8_t kinds, uint32_t run,
+                 uint64_t *mask) {
     uint32_t at[TOKEN_MAX_BYTES + 1];
     at[0] = from;
     for (uint32_t i = 0; i < t->n;) {
+        if (run > 0 && (t->kinds[i] & ~kinds) == 0 && t->count[i] <= run) {
+            i = t->end[i];
+            continue;
+        }
         const uint32_t d = t->depth[i], to = machine_step(m, at[d], t->byte[i]);
         if (to == MACHINE_DEAD) {
             i = t->end[i];
@@ -228,25 +285,44 @@ static void or_plain(const grammar_vocab *v, uint64_t left, uint64_t *mask) {
         if (v->longer_count[i] <= left) set_bit(mask, v->longer[i]);
 }
 
+static void or_known(const grammar_vocab *v, uint8_t kinds, uint32_t run, uint64_t *mask) {
+    const uint8_t others = (uint8_t)~kinds;
+    for (size_t w = 0; w < v->words; w++) {
+        const uint8_t *k = v->kinds + 64 * w, *n = v->count + 64 * w;
+        uint64_t bits = 0;
+        for (int i = 0; i < 64; i++) bits |= (uint64_t)(k[i] != 0 && (k[i] & others) == 0 && n[i] <= run) << i;
+        mask[w] |= bits;
+    }
+}
+
 static void make_mask(grammar_run *r, uint32_t c, uint64_t *mask) {
     machine *m = &r->m;
     const grammar *g = m->g;
     const grammar_vocab *v = r->v;
+    uint8_t kinds = 0;
+    uint32_t run = 0;
     memset(mask, 0, v->words * sizeof *mask);
     for (uint32_t i = 0; i < m->configs[c].n; i++) {
         const machine_item it = m->items[m->configs[c].first + i];
-        if (!g->states[it.state].plain) continue;
-        const grammar_rule *rule = &g->rules[g->states[it.state].rule];
+        const grammar_state *q = &g->states[it.state];
+        const grammar_rule *rule = &g->rules[q->rule];
+        const uint32_t most = q->run < UINT8_MAX ? q->run : UINT8_MAX; /* longer tokens are walked, or there are none */
+        if (!q->plain) {
+            if (q->kinds == 0 || q->run == 0) continue;
+            or_known(v, q->kinds, most, mask);
+            if (__builtin_popcount(q->kinds) >= __builtin_popcount(kinds)) kinds = q->kinds, run = most;
+            continue;
+        }
         /* a thought does not count; a string's character has been counted when it may be read */
-        const bool any = rule->max < 0 || rule->start == it.state;
+        const bool any = q->run == GRAMMAR_NEVER || (q->run == 0 && (rule->max < 0 || rule->start == it.state));
         if (any)
             for (size_t k = 0; k < v->words; k++) mask[k] |= v->up_to[0][k];
         else
-            or_plain(v, (uint64_t)(rule->max - it.count) + 1, mask);
+            or_plain(v, q->run > 0 ? q->run : (uint64_t)(rule->max - it.count) + 1, mask);
     }
     const uint32_t others = machine_without_plain(m, c);
-    if (others != MACHINE_DEAD) walk(m, v, &v->plain, others, mask);
-    walk(m, v, &v->rest, c, mask);
+    if (others != MACHINE_DEAD) walk(m, v, &v->plain, others, kinds, run, mask);
+    walk(m, v, &v->rest, c, 0, 0, mask);
     for (int i = 0; m->configs[c].accept && i < r->n_ends; i++) set_bit(mask, r->ends[i]);
 }
 
