@@ -16,11 +16,11 @@ NODISCARD bool bench_read_list(bench_list *out, const char *option, const char *
 typedef struct bench_options {
     const char *dir;       /* NULL with a synthetic model */
     int synthetic, layers; /* preset; < 0: none */
-    bench_list frontier, depth, prompt, rows;
+    bench_list frontier, depth, batch, prompt, rows;
     int repeat, tokens, ms, kv, act, head;
     const char *draft_head, *csv, *svg;
-    double accept;
-    bool has_accept;
+    double accept[ENGINE_MAX_DRAFT]; /* of draft i when those before it were right */
+    bool has_accept, adaptive;
     int64_t seed;
 } bench_options;
 
@@ -65,9 +65,13 @@ void bench_model_close(bench_model *m);
 typedef struct bench_bytes {
     double nvfp4, plain, head, state, kv, draft;
 } bench_bytes;
-/* Per token: rounds of `depth` drafts that yield `yield` tokens each (1 without drafts), at `context` cached positions;
- * `candidates`: exact head rows per screened row. Routing of rows counts as independent. */
-bench_bytes bench_bytes_of(const engine *g, int depth, double yield, double context, double candidates);
+/* A round of `sequences` with `depth` drafts each (on average) that yields `yield` tokens of each (1 without drafts), at
+ * `context` cached positions. `candidates`: exact head rows per screened row. `experts`: different experts that a layer's
+ * pass reads; 0: not counted, so routing of rows is taken as independent. */
+typedef struct bench_round {
+    double sequences, depth, yield, context, candidates, experts;
+} bench_round;
+bench_bytes bench_bytes_of(const engine *g, const bench_round *r); /* per token */
 double bench_bytes_total(const bench_bytes *b);
 /* Multiply-accumulates of one row through the trunk's matrices, the head apart. */
 double bench_macs(const engine *g);
@@ -126,6 +130,13 @@ NODISCARD bool bench_plot_write(const bench_table *t, const bench_plot *p, const
 int bench_decode(const bench_options *o, err *e);
 int bench_prefill(const bench_options *o, err *e);
 int bench_kernels(const bench_options *o, err *e);
+int bench_batch(const bench_options *o, err *e); /* decode with --batch */
+/* Rounds as o->accept wants them; count[depth]: rounds so far. */
+int bench_simulate(const bench_options *o, int64_t *count, int depth);
+/* Exact rows of the screened head per row between two counts; a row that the bounds did not help counts as all of them. */
+double bench_candidates(const engine *g, head_counts from, head_counts to);
+head_counts bench_head_counts(const engine *g); /* zero without a screened head */
+void bench_note_made_up(bench_report *r, const bench_options *o);
 /* A prompt of made-up ids: ids[from .. to). */
 void bench_prompt(int32_t *ids, int from, int to, int vocab);
 

@@ -49,14 +49,18 @@ static bool on_token(void *ctx, int32_t id, double logprob, const int32_t *top, 
 }
 
 /* Rounds spread evenly over the distribution (a golden-ratio sequence), so that few of them have its mean already. */
+int bench_simulate(const bench_options *o, int64_t *count, int depth) {
+    const double start = rng_uniform((uint64_t)o->seed, 0, 0, 1);
+    const double u = fmod(start + 0.6180339887498949 * (double)count[depth]++, 1);
+    double p = 1;
+    int n = 0;
+    while (n < depth && u < (p *= o->accept[n])) n++;
+    return n;
+}
+
 static int simulated(void *ctx, int depth) {
     bench *b = ctx;
-    const double start = rng_uniform((uint64_t)b->o->seed, 0, 0, 1);
-    const double u = fmod(start + 0.6180339887498949 * (double)b->simulated[depth]++, 1);
-    double p = b->o->accept;
-    int n = 0;
-    while (n < depth && u < p) p *= b->o->accept, n++;
-    return n;
+    return bench_simulate(b->o, b->simulated, depth);
 }
 
 static session *session_for(bench *b, int depth) { return depth > 0 ? &b->drafting : &b->plain; }
@@ -93,7 +97,10 @@ static bool measure(bench *b, measured *m, int depth, bool count, err *e) {
 static void add_row(bench *b, measured *m, int at, int depth, double candidates, double before, double after) {
     bench_table *t = &b->report.table;
     const bench_spread rate = bench_spread_of(&m->rate);
-    const bench_bytes bytes = bench_bytes_of(b->m.g, depth, m->yield, m->context, candidates);
+    const bench_round round = {
+        .sequences = 1, .depth = depth, .yield = m->yield, .context = m->context, .candidates = candidates
+    };
+    const bench_bytes bytes = bench_bytes_of(b->m.g, &round);
     const double total = bench_bytes_total(&bytes), limit = (before + after) / 2 / total;
     const double row[] = { at,
                            depth,
@@ -117,12 +124,16 @@ static void add_row(bench *b, measured *m, int at, int depth, double candidates,
     for (size_t i = 0; i < ARRAY_LEN(row); i++) bench_number(t, row[i]);
 }
 
-/* Exact rows of the screened head per row so far; a row that the bounds did not help counts as all of them. */
-static double candidates_between(const engine *g, head_counts from, head_counts to) {
+double bench_candidates(const engine *g, head_counts from, head_counts to) {
     const double rows = (double)(to.rows - from.rows);
     return rows > 0
                ? ((double)(to.candidates - from.candidates) + (double)(to.full - from.full) * g->n.real_vocab) / rows
                : 0;
+}
+
+head_counts bench_head_counts(const engine *g) {
+    const head_counts none = { 0 };
+    return g->n.heads.top ? head_counted(g->n.heads.top) : none;
 }
 
 /* Depths in turn, so that a slow moment of the machine meets all of them. */
@@ -136,14 +147,14 @@ static bool frontier(bench *b, int at, err *e) {
         if (s->g && !generate(b, s, i, at > 0 ? at : 16, 2, &r, e)) return false;
     }
     const double before = bench_read(&b->m.reader);
-    const head_counts none = { 0 }, start = g->n.heads.top ? head_counted(g->n.heads.top) : none;
+    const head_counts start = bench_head_counts(g);
     for (int i = -1; i < b->o->repeat && !*b->cancel; i++)
         for (int d = 0; d < depths->n && !*b->cancel; d++)
             if (!measure(b, &all[d], depths->v[d], i >= 0, e)) return false;
-    const head_counts end = g->n.heads.top ? head_counted(g->n.heads.top) : none;
+    const head_counts end = bench_head_counts(g);
     const double after = bench_read(&b->m.reader);
     for (int d = 0; d < depths->n && !*b->cancel; d++)
-        add_row(b, &all[d], at, depths->v[d], candidates_between(g, start, end), before, after);
+        add_row(b, &all[d], at, depths->v[d], bench_candidates(g, start, end), before, after);
     return true;
 }
 
@@ -165,6 +176,16 @@ static int context_of(const bench_options *o) {
     return most + o->frontier.n * ((o->repeat + 1) * o->depth.n * (o->tokens + ENGINE_MAX_DRAFT + 1) + 16) + 64;
 }
 
+void bench_note_made_up(bench_report *r, const bench_options *o) {
+    if (o->has_accept)
+        bench_note(r, "acceptance is simulated: drafts count as accepted with probability %g, %g, %g ..., seed %lld",
+                   o->accept[0], o->accept[1], o->accept[2], (long long)o->seed);
+    if (o->synthetic >= 0)
+        bench_note(r,
+                   "weights are made up; logits are as flat as chance makes them, so the screened head computes more "
+                   "exact rows than for a trained model");
+}
+
 static bool run(bench *b, err *e) {
     const bench_options *o = b->o;
     const int ctx = context_of(o);
@@ -172,12 +193,7 @@ static bool run(bench *b, err *e) {
     b->ids = xmalloc((size_t)ctx * sizeof *b->ids);
     if (!open_sessions(b, e)) return false;
     bench_machine(&b->report, b->m.name, b->m.g->o);
-    if (o->has_accept)
-        bench_note(&b->report, "acceptance is simulated: each draft counts as accepted with probability %g, seed %lld",
-                   o->accept, (long long)o->seed);
-    if (o->synthetic >= 0)
-        bench_note(&b->report, "weights are made up; logits are as flat as chance makes them, so the screened head "
-                               "computes more exact rows than for a trained model");
+    bench_note_made_up(&b->report, o);
     for (int i = 0; i < o->frontier.n && !*b->cancel; i++)
         if (!frontier(b, o->frontier.v[i], e)) return false;
     static const bench_plot plot = { .title = "Decoding, one sequence",
@@ -194,6 +210,7 @@ static bool run(bench *b, err *e) {
 }
 
 int bench_decode(const bench_options *o, err *e) {
+    if (o->batch.n > 0) return bench_batch(o, e);
     bench b = { .o = o,
                 .report = { .what = "decode", .table = { .cols = columns, .n_cols = ARRAY_LEN(columns) } },
                 .cancel = cmd_interrupt() };

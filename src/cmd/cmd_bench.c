@@ -20,8 +20,27 @@ bool bench_read_list(bench_list *out, const char *option, const char *text, int 
     }
 }
 
+/* "0.9,0.8": of the first drafts; the last number holds for those behind it. */
+static bool read_accept(bench_options *o, const char *text, err *e) {
+    const char *at = text;
+    int n = 0;
+    for (; n < ENGINE_MAX_DRAFT; at++) {
+        char *end = NULL;
+        const double p = strtod(at, &end);
+        if (end == at || !(p >= 0 && p <= 1) || (*end && *end != ',')) break;
+        o->accept[n++] = p;
+        at = end;
+        if (!*at) {
+            for (; n < ENGINE_MAX_DRAFT; n++) o->accept[n] = p;
+            return o->has_accept = true;
+        }
+    }
+    return fail(e, ERR_USAGE, "E-USAGE", "--accept: '%.80s' is no list of at most %d numbers within 0 and 1", text,
+                ENGINE_MAX_DRAFT);
+}
+
 typedef struct lists {
-    const char *frontier, *depth, *prompt, *rows;
+    const char *frontier, *depth, *batch, *accept, *prompt, *rows;
 } lists;
 
 typedef enum bench_kind { BENCH_DECODE, BENCH_PREFILL, BENCH_KERNELS, BENCH_KINDS } bench_kind;
@@ -43,7 +62,9 @@ static bool check_options(bench_options *o, const lists *l, bench_kind k, bool h
         bench_kind of;
     } own[] = { { "frontier", l->frontier, BENCH_DECODE },
                 { "depth", l->depth, BENCH_DECODE },
-                { "accept", o->has_accept, BENCH_DECODE },
+                { "batch", l->batch, BENCH_DECODE },
+                { "adaptive", o->adaptive, BENCH_DECODE },
+                { "accept", l->accept, BENCH_DECODE },
                 { "max-tokens", has_tokens, BENCH_DECODE },
                 { "prompt", l->prompt, BENCH_PREFILL },
                 { "rows", l->rows, BENCH_KERNELS },
@@ -54,8 +75,14 @@ static bool check_options(bench_options *o, const lists *l, bench_kind k, bool h
                         kinds[own[i].of].name);
     if (o->layers && o->synthetic < 0)
         return fail(e, ERR_USAGE, "E-USAGE", "bench %s: --layers goes with --synthetic", kinds[k].name);
-    if (!bench_read_list(&o->frontier, "frontier", l->frontier ? l->frontier : "0,1024", 0, 1 << 20, e) ||
+    if (!bench_read_list(&o->frontier, "frontier",
+                         l->frontier ? l->frontier
+                         : l->batch  ? "0"
+                                     : "0,1024",
+                         0, 1 << 20, e) ||
         !bench_read_list(&o->depth, "depth", l->depth ? l->depth : "0,2", 0, ENGINE_MAX_DRAFT, e) ||
+        (l->batch && !bench_read_list(&o->batch, "batch", l->batch, 1, 512, e)) ||
+        (l->accept && !read_accept(o, l->accept, e)) ||
         !bench_read_list(&o->prompt, "prompt", l->prompt ? l->prompt : "128,512", 1, 1 << 20, e) ||
         !bench_read_list(&o->rows, "rows", l->rows ? l->rows : "1,3,4,8,16,128,512", 1, 1 << 14, e))
         return false;
@@ -64,6 +91,11 @@ static bool check_options(bench_options *o, const lists *l, bench_kind k, bool h
             return fail(e, ERR_USAGE, "E-USAGE", "--frontier: contexts grow, so write them in order");
     int deepest = 0;
     for (int i = 0; i < o->depth.n; i++) deepest = o->depth.v[i] > deepest ? o->depth.v[i] : deepest;
+    if (o->batch.n > 0 && o->frontier.n > 1)
+        return fail(e, ERR_USAGE, "E-USAGE", "bench decode: --batch takes one --frontier");
+    if (o->adaptive && (o->batch.n == 0 || deepest == 0))
+        return fail(e, ERR_USAGE, "E-USAGE",
+                    "bench decode: --adaptive goes with --batch and drafts (--depth 1 and more)");
     if (o->has_accept && deepest == 0)
         return fail(e, ERR_USAGE, "E-USAGE", "bench decode: --accept goes with drafts (--depth 1 and more)");
     return true;
@@ -132,15 +164,24 @@ int cmd_bench(int argc, char **argv, err *e) {
           .dst = &l.depth,
           .none = "0,2",
           .help = "decode: drafts per round" },
-        { .type = ARG_DOUBLE,
+        { .type = ARG_STR,
+          .name = "batch",
+          .meta = "LIST",
+          .dst = &l.batch,
+          .none = "one sequence alone",
+          .help = "decode: sequences at once, through the loop that serves requests" },
+        { .type = ARG_FLAG,
+          .name = "adaptive",
+          .dst = &o.adaptive,
+          .help = "decode --batch: besides, with the drafts that the loop chooses, up to the most of --depth" },
+        { .type = ARG_STR,
           .name = "accept",
-          .meta = "P",
-          .dst = &o.accept,
-          .given = &o.has_accept,
-          .flo = 0,
-          .fhi = 1,
+          .meta = "P,..",
+          .dst = &l.accept,
           .none = "as verified",
-          .help = "decode: count a draft as accepted with probability P, whatever the model drew (simulated)" },
+          .help =
+              "decode: count draft i as accepted with its probability, whatever the model drew (simulated); the last "
+              "holds for those behind it" },
         { .type = ARG_INT,
           .name = "max-tokens",
           .key = 'n',
@@ -197,6 +238,7 @@ int cmd_bench(int argc, char **argv, err *e) {
         .count = ARRAY_LEN(opts),
         .max_positional = 2,
         .examples = "  nibble bench decode --synthetic wide4 --frontier 0,4096 --depth 0,1,2,3 --accept 0.85\n"
+                    "  nibble bench decode --synthetic wide4 --batch 1,8,32 --depth 0,2 --adaptive --accept 0.85,0.8\n"
                     "  nibble bench prefill Qwen3.6-35B-A3B-NVFP4 --prompt 128,512,2048\n"
                     "  nibble bench kernels --synthetic full --svg kernels.svg\n"
     };

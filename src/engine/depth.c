@@ -5,7 +5,7 @@
 static const double FIRST_GUESS = 0.8, /* of acceptance */
     FIRST_COST = 0.3,                  /* of a draft, in steps without drafts, until one was measured */
     ACCEPT_WEIGHT = 1.0 / 128, SECONDS_WEIGHT = 1.0 / 16, MARGIN = 0.02, PROBE_SHARE = 0.004;
-enum { GUESS_SAMPLES = 4, PROBE_STEPS = 2, CLIP_FROM = 3 };
+enum { GUESS_SAMPLES = 4, PROBE_STEPS = 2, FEW = 3, REST_AFTER = 8, MOST_BUDGET = 4 };
 
 /* Batches of up to 8 sequences are told apart, larger ones in steps of half a power of two. */
 static int class_of(int n) {
@@ -49,14 +49,18 @@ static double seconds_of(const depth_model *m, int class, int d) {
     return (row[0].seconds > 0 ? row[0].seconds : 1) * cost_ratio(m, class, d);
 }
 
-/* Tokens per second of one sequence. */
-static double rate(const depth_model *m, int class, int d) { return expected(m, d) / seconds_of(m, class, d); }
+/* Tokens per second of a sequence; `share` of them draft, which may cost as much as if all did. */
+static double rate(const depth_model *m, int class, double share, int d) {
+    return (1 + share * (expected(m, d) - 1)) / seconds_of(m, class, d);
+}
 
-static int best_of(const depth_model *m, int class, int cap) {
+static int best_of(const depth_model *m, int class, double share, int cap) {
     int best = 0;
-    const double off = rate(m, class, 0);
-    for (int d = 1; d <= cap; d++)
-        if (rate(m, class, d) > (1 + MARGIN) * off && rate(m, class, d) > rate(m, class, best)) best = d;
+    double most = (1 + MARGIN) * rate(m, class, share, 0);
+    for (int d = 1; d <= cap; d++) {
+        const double r = rate(m, class, share, d);
+        if (r > most) most = r, best = d;
+    }
     return best;
 }
 
@@ -65,7 +69,7 @@ static void plan_probe(depth_model *m, int class, int cap, int best) {
     const double s = seconds_of(m, class, best);
     int d = m->turn % (cap + 1);
     if (d == best) d = ++m->turn % (cap + 1);
-    m->budget += PROBE_SHARE * s;
+    m->budget = fmin(m->budget + PROBE_SHARE * s, MOST_BUDGET * s);
     double cost = seconds_of(m, class, d) - s * expected(m, d) / expected(m, best);
     cost = PROBE_STEPS * fmin(fmax(cost, 0.1 * s), (1 + d) * s);
     if (cap == 0 || m->budget < cost) return;
@@ -75,23 +79,27 @@ static void plan_probe(depth_model *m, int class, int cap, int best) {
     m->probe_left = PROBE_STEPS;
 }
 
-static int choose(depth_model *m, int class, int cap, bool probe) {
-    if (probe && m->cell[class][0].seconds <= 0) return 0;
-    const int best = best_of(m, class, cap);
+static int choose(depth_model *m, int class, double share, int cap, bool probe) {
+    if (probe && m->cell[class][0].samples < FEW) return 0;
+    const int best = best_of(m, class, share, cap);
+    if (best > 0) m->resting = 0;
     if (!probe) return best;
+    if (best == 0 && m->resting < REST_AFTER) m->resting++;
     if (m->probe_left == 0) plan_probe(m, class, cap, best);
     if (m->probe_left == 0) return best;
     m->probe_left--;
     return m->probe < cap ? m->probe : cap;
 }
 
-int depth_pick(depth_model *m, int n, int cap, bool probe) {
-    const int d = choose(m, class_of(n), cap, probe);
+int depth_pick(depth_model *m, int n, int can, int cap, bool probe) {
+    const int d = choose(m, class_of(n), (double)can / n, cap, probe);
     /* With more drafts than before, the draft layer first catches up on rows that it was spared. */
     m->settled = d <= m->last;
     m->last = d;
     return d;
 }
+
+bool depth_rests(const depth_model *m) { return m->resting >= REST_AFTER; }
 
 void depth_accepted(depth_model *m, int depth, int accepted) {
     for (int i = 0; i < depth && i <= accepted; i++) {
@@ -100,11 +108,18 @@ void depth_accepted(depth_model *m, int depth, int accepted) {
     }
 }
 
+/* Nothing is fast by accident: of the first few steps the fastest counts, and later what is much faster than the mean counts
+ * more than what is slower. */
 void depth_timed(depth_model *m, int n, int depth, double seconds) {
     depth_cell *c = &m->cell[class_of(n)][depth];
     if (!m->settled && c->samples > 0) return;
-    if (c->samples >= CLIP_FROM) seconds = fmin(seconds, 2 * c->seconds); /* something else had the machine */
-    const double w = m->settled ? fmax(SECONDS_WEIGHT, 1.0 / (c->samples + 1)) : 1;
-    c->seconds += w * (seconds - c->seconds);
+    if (c->samples == 0) {
+        c->seconds = seconds;
+    } else if (c->samples < FEW) {
+        c->seconds = fmin(c->seconds, seconds);
+    } else {
+        seconds = fmin(seconds, 2 * c->seconds); /* something else had the machine */
+        c->seconds += (seconds < 0.7 * c->seconds ? 0.5 : SECONDS_WEIGHT) * (seconds - c->seconds);
+    }
     c->samples += m->settled; /* a step that is not like the others counts until there is another */
 }

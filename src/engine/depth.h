@@ -24,12 +24,15 @@ typedef struct depth_model {
     int last;      /* depth of the previous pick */
     bool settled;  /* the step just picked is like those that follow it at the same depth: worth timing */
     int probe, probe_left, turn;
+    int resting; /* picks in a row for which no drafts were best */
 } depth_model;
 
 void depth_init(depth_model *m);
-/* Drafts per round of the next step for n >= 1 sequences, 0..cap. `probe`: the step will be timed, so it may be used to
- * learn something. */
-int depth_pick(depth_model *m, int n, int cap, bool probe);
+/* Drafts per round of the next step for n >= 1 sequences, 0..cap, of which `can` may draft. `probe`: the step will be timed
+ * and all can draft, so it may be used to learn something. */
+int depth_pick(depth_model *m, int n, int can, int cap, bool probe);
+/* No drafts have been best for a while: a sequence that the draft layer would have to be run for need not draft again. */
+bool depth_rests(const depth_model *m);
 /* A round of `depth` drafts of which `accepted` were right. */
 void depth_accepted(depth_model *m, int depth, int accepted);
 /* The step of the last pick took so long. */

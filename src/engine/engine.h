@@ -170,6 +170,9 @@ typedef struct loop_options {
     const char *prefix_dir;
     int64_t prefix_dir_bytes;
     int prefix_every; /* with a prefix cache (engine_options): tokens between states kept of a long prompt; 0 = 4096 */
+    /* As in gen_options, for benchmarks of models that were never trained; without penalties and rules. NULL: as verified */
+    int (*simulate)(void *ctx, int depth);
+    void *simulate_ctx;
 } loop_options;
 
 /* A request. Callbacks run on the thread that steps the loop, without a lock held: they may submit and cancel. */
@@ -248,6 +251,8 @@ typedef struct loop_pulse {
 loop_pulse loop_feel_pulse(const loop *l);
 /* One step, on the owner thread; false when there was nothing to do. */
 bool loop_step(loop *l);
+/* For benchmarks, between steps: depth and fixed_depth of the options for requests that come after this. */
+void loop_set_depth(loop *l, int depth, bool fixed);
 /* A thread that steps, and sleeps while there is nothing to do; it is the owner until loop_stop, which ends it between two
  * steps. Error: E-MACHINE-THREADS. */
 NODISCARD bool loop_start(loop *l, err *e);

@@ -211,6 +211,12 @@ bool loop_step(loop *l) {
     return rows > 0 || l->n_queue > 0;
 }
 
+void loop_set_depth(loop *l, int depth, bool fixed) {
+    CHECK(depth >= 0 && depth <= ENGINE_MAX_DRAFT, "depth %d", depth);
+    l->opt.depth = l->g->n.has_mtp ? depth : 0;
+    l->opt.fixed_depth = fixed;
+}
+
 /* ---- the thread ---- */
 
 static void wait_for_work(loop *l) {

@@ -62,11 +62,19 @@ static void extend(loop *l, int n) {
                   row_of(l, g->sc.mtp_hidden, l->spans[i].row0 + l->spans[i].rows - 1), 1);
 }
 
+/* Drafts do not pay: rather than run the draft layer over what it was spared, the sequence drafts no more; the next ones will
+ * show when that changes. What the prefix cache keeps must serve those who draft, so there all go on. */
+static bool rests(const loop *l) { return !l->prefix && !l->opt.fixed_depth && depth_rests(&l->model); }
+
 static void extend_all(loop *l) {
     int n = 0, rows = 0;
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
         if (s->phase != SEQ_DECODE || !(s->depth > 0 || must_catch_up(l, s))) continue;
+        if (s->depth == 0 && rests(l)) {
+            s->drafting = false;
+            continue;
+        }
         const int count = s->done - s->mtp_done;
         CHECK(count >= 1, "%d draft rows", count);
         if (rows + count > l->g->sc.rows) extend(l, n), n = rows = 0;
@@ -291,6 +299,14 @@ static bool draw(loop *l, seq *s, int32_t *picked, int *n, const drawn_from *f, 
     return ok;
 }
 
+/* The same when a benchmark says how many drafts are right: these are the output, and behind them what was drawn. */
+static bool simulate(loop *l, seq *s, int32_t *picked, int *n, const drawn_from *f) {
+    const int right = l->opt.simulate(l->opt.simulate_ctx, s->depth);
+    for (int i = 0; i < right; i++) picked[i] = s->draft[i];
+    *n = right + 1;
+    return pick(l, s, &picked[right], f, right, s->done + 1 + right);
+}
+
 static bool uses_top(const loop *l, const seq *s) {
     return choose_few(l->g, &s->sampling, s->r->q.logprobs) &&
            (sampler_is_plain(&s->sampling) || (s->edits.v && s->edits.complete));
@@ -327,11 +343,12 @@ static void count_round(loop *l, seq *s, int accepted) {
 static void advance(loop *l, seq *s, const drawn_from *f, int rows) {
     int32_t picked[ENGINE_MAX_DRAFT + 1];
     int n;
-    if (!draw(l, s, picked, &n, f, rows)) {
+    const bool decoding = s->phase == SEQ_DECODE;
+    const bool simulated = decoding && s->depth > 0 && l->opt.simulate;
+    if (!(simulated ? simulate(l, s, picked, &n, f) : draw(l, s, picked, &n, f, rows))) {
         request_fail(l, s);
         return;
     }
-    const bool decoding = s->phase == SEQ_DECODE;
     if (decoding && s->depth > 0) count_round(l, s, n - 1);
     if (decoding) {
         keep_rows(l, s, s->row0, n);

@@ -169,7 +169,7 @@ static void plan_pages(loop *l) {
 }
 
 int sched_plan(loop *l) {
-    int n = 0, cap = 0, waiting = 0, rows = 0, ready = 0; /* ready: taken up whole */
+    int n = 0, can = 0, cap = 0, waiting = 0, rows = 0, ready = 0; /* ready: taken up whole */
     plan_pages(l);
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
@@ -179,6 +179,7 @@ int sched_plan(loop *l) {
         if (s->phase != SEQ_DECODE) continue;
         n++;
         s->depth = cap_of(l, s);
+        can += s->depth > 0;
         if (s->depth > cap) cap = s->depth;
     }
     const int least = n + (waiting > 0);
@@ -186,8 +187,9 @@ int sched_plan(loop *l) {
     const int reserve = waiting > 0 ? (int)min_i64(waiting, max_i64(1, budget / 4)) : 0;
     if (n > 0) cap = (int)min_i64(cap, max_i64(0, (budget - reserve) / n - 1));
     l->n_decode = n;
-    l->timed = !l->opt.fixed_depth && waiting == 0 && !l->test;
-    l->step_depth = n == 0 || l->opt.fixed_depth ? cap : depth_pick(&l->model, n, cap, l->timed);
+    const bool all = waiting == 0 && can == n && !l->test; /* such steps tell what drafts cost */
+    l->step_depth = n == 0 || l->opt.fixed_depth ? cap : depth_pick(&l->model, n, can, cap, all);
+    l->timed = !l->opt.fixed_depth && waiting == 0 && !l->test && (all || l->step_depth == 0);
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
         if (s->phase != SEQ_DECODE) continue;

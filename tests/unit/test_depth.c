@@ -31,7 +31,7 @@ static int accepted(const machine *w, int d, int64_t *at) {
 static double run(depth_model *m, const machine *w, int n, int cap, int fixed, int steps, int64_t *at) {
     double tokens = 0, seconds = 0;
     for (int i = 0; i < steps; i++) {
-        const int d = fixed >= 0 ? fixed : depth_pick(m, n, cap, true);
+        const int d = fixed >= 0 ? fixed : depth_pick(m, n, n, cap, true);
         assert_in_range(d, 0, cap);
         const double s = step_seconds(w, n, d);
         for (int k = 0; k < n; k++) {
@@ -54,14 +54,15 @@ static double best_fixed(const machine *w, int n, int cap, int steps, int64_t *a
 }
 
 static const machine worlds[] = {
-    { 1, 0.02, 0.05, { 0.9, 0.85, 0.8, 0.8, 0.8 }, 0, 0 },     /* good drafts, nearly free */
-    { 1, 0.02, 0.05, { 0 }, 0, 0 },                            /* none is ever right */
-    { 1, 0.02, 0.05, { 0.3, 0.2, 0.1 }, 0, 0 },                /* bad */
-    { 1, 0.5, 0.6, { 0.9, 0.85, 0.8, 0.8, 0.8 }, 0, 0 },       /* good, but dear */
-    { 1, 0.5, 0.6, { 0 }, 0, 0 },                              /* */
-    { 1, 0.1, 0.2, { 0.7, 0.5, 0.5, 0.5, 0.5 }, 0.05, 0 },     /* in between, noisy */
-    { 1, 0.3, 0.1, { 0.35, 0.3 }, 0.1, 0.01 },                 /* about as good as without */
-    { 1, 0.05, 0.1, { 0.85, 0.8, 0.8, 0.8, 0.8 }, 0.1, 0.02 }, /* good, on a machine that others use */
+    { 1, 0.02, 0.05, { 0.9, 0.85, 0.8, 0.8, 0.8 }, 0, 0 }, /* good drafts, nearly free */
+    { 1, 0.02, 0.05, { 0 }, 0, 0 },                        /* none is ever right */
+    { 1, 0.02, 0.05, { 0.3, 0.2, 0.1 }, 0, 0 },            /* bad */
+    { 1, 0.5, 0.6, { 0.9, 0.85, 0.8, 0.8, 0.8 }, 0, 0 },   /* good, but dear */
+    { 1, 0.5, 0.6, { 0 }, 0, 0 },                          /* */
+    { 1, 0.1, 0.2, { 0.7, 0.5, 0.5, 0.5, 0.5 }, 0.05, 0 }, /* in between, noisy */
+    { 1, 0.3, 0.1, { 0.35, 0.3 }, 0.1, 0.01 },             /* about as good as without */
+    { 1, 0.05, 0.1, { 0.85, 0.8, 0.8, 0.8, 0.8 }, 0.1, 0.02 },
+    { 1, 0.05, 0.3, { 0.05 }, 0.1, 0.1 }, /* good, on a machine that others use */
 };
 static const int batches[] = { 1, 2, 3, 4, 8, 16, 32 };
 
@@ -118,29 +119,60 @@ static void test_follows_a_change(void **state) {
         depth_model m;
         depth_init(&m);
         (void)run(&m, &worlds[1], n, 2, -1, 3000, &at);
-        assert_int_equal(depth_pick(&m, n, 2, false), 0);
+        assert_int_equal(depth_pick(&m, n, n, 2, false), 0);
         (void)run(&m, &worlds[0], n, 2, -1, 12000, &at);
-        assert_true(depth_pick(&m, n, 2, false) > 0);
+        assert_true(depth_pick(&m, n, n, 2, false) > 0);
         (void)run(&m, &worlds[1], n, 2, -1, 3000, &at);
-        assert_int_equal(depth_pick(&m, n, 2, false), 0);
+        assert_int_equal(depth_pick(&m, n, n, 2, false), 0);
     }
 }
 
-/* A new batch size begins with what the others have taught, and without drafts for a step. */
+/* The first steps of a batch size are without drafts, which cost nothing against off. */
+static void first_steps(depth_model *m, const machine *w, int n) {
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(depth_pick(m, n, n, 2, true), 0);
+        depth_timed(m, n, 0, step_seconds(w, n, 0));
+    }
+}
+
+/* A new batch size goes on with what the others have taught. */
 static void test_batches_learn_from_each_other(void **state) {
     (void)state;
     int64_t at = 0;
     depth_model m;
     depth_init(&m);
     (void)run(&m, &worlds[0], 4, 2, -1, 300, &at);
-    assert_int_equal(depth_pick(&m, 5, 2, true), 0);
-    depth_timed(&m, 5, 0, step_seconds(&worlds[0], 5, 0));
-    assert_int_equal(depth_pick(&m, 5, 2, true), 2);
+    first_steps(&m, &worlds[0], 5);
+    assert_int_equal(depth_pick(&m, 5, 5, 2, true), 2);
     depth_init(&m);
     (void)run(&m, &worlds[4], 4, 2, -1, 3000, &at);
-    assert_int_equal(depth_pick(&m, 6, 2, true), 0);
-    depth_timed(&m, 6, 0, step_seconds(&worlds[4], 6, 0));
-    assert_int_equal(depth_pick(&m, 6, 2, true), 0);
+    first_steps(&m, &worlds[4], 6);
+    assert_int_equal(depth_pick(&m, 6, 6, 2, true), 0);
+}
+
+/* When few of many sequences can draft, drafts that would pay for all may not pay for them. */
+static void test_few_can_draft(void **state) {
+    (void)state;
+    int64_t at = 0;
+    const machine w = { 1, 0.01, 0.4, { 0.8, 0.8 }, 0, 0 };
+    depth_model m;
+    depth_init(&m);
+    (void)run(&m, &w, 8, 1, -1, 1000, &at);
+    assert_int_equal(depth_pick(&m, 8, 8, 1, false), 1);
+    assert_int_equal(depth_pick(&m, 8, 1, 1, false), 0);
+}
+
+/* It rests only when no drafts were best for a while, whatever was tried in between. */
+static void test_rests(void **state) {
+    (void)state;
+    int64_t at = 0;
+    depth_model m;
+    depth_init(&m);
+    assert_false(depth_rests(&m));
+    (void)run(&m, &worlds[0], 1, 2, -1, 3000, &at);
+    assert_false(depth_rests(&m));
+    (void)run(&m, &worlds[4], 1, 2, -1, 3000, &at);
+    assert_true(depth_rests(&m));
 }
 
 /* The same calls, the same picks; a cap is kept; what is not timed changes nothing that is known. */
@@ -151,8 +183,8 @@ static void test_pure(void **state) {
     depth_init(&b);
     for (int i = 0; i < 3000; i++) {
         const int cap = i / 7 % 4, n = 1 + i / 50 % 32;
-        const int d = depth_pick(&a, n, cap, i % 5 > 0);
-        assert_int_equal(d, depth_pick(&b, n, cap, i % 5 > 0));
+        const int d = depth_pick(&a, n, n, cap, i % 5 > 0);
+        assert_int_equal(d, depth_pick(&b, n, n, cap, i % 5 > 0));
         assert_in_range(d, 0, cap);
         for (int k = 0; k < 2; k++) {
             depth_model *m = k ? &b : &a;
@@ -170,6 +202,8 @@ int main(void) {
         cmocka_unit_test(test_first_steps),
         cmocka_unit_test(test_follows_a_change),
         cmocka_unit_test(test_batches_learn_from_each_other),
+        cmocka_unit_test(test_few_can_draft),
+        cmocka_unit_test(test_rests),
         cmocka_unit_test(test_pure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -169,7 +169,8 @@ static void test_bytes_of_a_token(void **state) {
     (void)state;
     mock s = build(MOCK_TINY, 1);
     engine *g = open_over(&s, "cpu");
-    const bench_bytes b = bench_bytes_of(g, 0, 1, 100, 0);
+    const bench_round one = { .sequences = 1, .yield = 1, .context = 100 };
+    const bench_bytes b = bench_bytes_of(g, &one);
     /* tiny: hidden 128, 4 of 16 experts and a shared one of 64, GDN 2 x 32 keys and 4 x 32 values, attention 2 x 64 of 1. */
     const double ffn = 5 * 3.0 * 64 * 128, gdn = 128.0 * (256 + 128 + 128), attn = 128.0 * (256 + 64 + 64 + 128);
     assert_true(b.nvfp4 == (4 * ffn + 3 * gdn + attn) * 9 / 16);
@@ -179,7 +180,8 @@ static void test_bytes_of_a_token(void **state) {
     assert_true(b.state == 2.0 * (double)config_state_bytes(&g->config));
     assert_true(b.draft == 0);
     /* Three rows of a round: experts are a union, dense weights are read once for all. */
-    const bench_bytes two = bench_bytes_of(g, 2, 2, 100, 0);
+    const bench_round drafted = { .sequences = 1, .depth = 2, .yield = 2, .context = 100 };
+    const bench_bytes two = bench_bytes_of(g, &drafted);
     const double distinct = 16 * (1 - 0.75 * 0.75 * 0.75), more = (distinct - 4) * 3 * 64 * 128 * 4 * 9 / 16;
     assert_true(two.nvfp4 * 2 - b.nvfp4 > more - 1 && two.nvfp4 * 2 - b.nvfp4 < more + 1);
     assert_true(two.head == b.head / 2 && two.draft > 0);
