@@ -179,7 +179,7 @@ bench: $(BENCHES) ## build the benchmark programs
 
 chosen = $(if $(T),$(foreach f,$(1),$(if $(strip $(foreach t,$(T),$(findstring $(t),$(f)))),$(f))),$(1))
 test: all $(call chosen,$(TESTS) $(FUZZ)) ## build and run the C tests, fuzz corpora and command-line cases (T=word narrows)
-	@RUNNER='$(RUNNER)' NIBBLE=$(BIN) scripts/run_tests.sh $(call chosen,$(TESTS) $(FUZZ)) $(if $(T),,$(CLI))
+	@RUNNER='$(RUNNER)' NIBBLE=$(BIN) scripts/run_tests.sh $(if $(T),,$(CLI)) $(call chosen,$(TESTS) $(FUZZ))
 
 replay: $(FUZZ) ## run every fuzz target over its stored corpus
 	@RUNNER='$(RUNNER)' scripts/run_tests.sh $(FUZZ)
