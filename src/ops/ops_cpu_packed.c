@@ -21,17 +21,15 @@ static void make_act(const cpu *c, nv_act *a, const float *x, int K, const linea
     }
 }
 
-/* The same through planes made on the spot; `space` holds them and gemm's own. */
-static void sums_by_planes(const cpu *c, float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int Kp,
-                           const nv_act *a, int M, char *space) {
-    const int64_t tile = nv_tile_bytes(Kp);
-    for (int m = 0; m < M; m += 16) {
+/* Planes of M rows at `space`, tile after tile; returns what is behind them. */
+static char *planes_of(const cpu *c, char *space, const nv_act *a, int M, int Kp) {
+    for (int m = 0; m < M; m += 16, space += nv_tile_bytes(Kp)) {
         const nv_act *rows[16];
         const int count = M - m < 16 ? M - m : 16;
         for (int i = 0; i < count; i++) rows[i] = &a[m + i];
-        c->nv.planes(space + m / 16 * tile, rows, count, Kp);
+        c->nv.planes(space, rows, count, Kp);
     }
-    c->nv.gemm(y, ldy, panels, stride, n, Kp, space, M, space + (M + 15) / 16 * tile);
+    return space;
 }
 
 /* Sums of panels [0, n) for M rows -> y, [M] rows of n * 16. */
@@ -140,15 +138,43 @@ void cpu_packed_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ld
 
 /* ---- experts ---- */
 
-enum { PAIRS_AT_ONCE = 32, EXPERT_GEMM_K = 8192 };
+enum {
+    PAIRS_AT_ONCE = 32,   /* rows of an expert at a time */
+    PLANES_AT_ONCE = 128, /* the same through planes, which all of them share with one expansion of the weights */
+    EXPERT_GEMM_K = 8192
+};
 
-/* Planes are made again for every share of an expert's outputs: they pay for a few panels and more. */
-static void expert_sums(const cpu *c, float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int K,
-                        const nv_act *a, int M, linear_act act, char *space) {
-    if (c->nv.gemm && act != LINEAR_ACT_FLOAT && M >= GEMM_ROWS && n >= 4 && K <= EXPERT_GEMM_K)
-        sums_by_planes(c, y, ldy, panels, stride, n, nv_padded(K), a, M, space);
+/* Rows of an expert on their way through `n` panels of width K. Planes are made again for every share of an expert's
+ * outputs: they pay for a few panels and more. */
+typedef struct pass {
+    const cpu *c;
+    const uint8_t *panels;
+    int64_t stride;
+    int K, at_once, panels_at_once;
+    linear_act act;
+    char *space; /* planes, then what gemm needs; NULL: dot */
+} pass;
+
+static pass pass_of(const cpu *c, const uint8_t *panels, int n, int K, int rows, linear_act act, char *space) {
+    const bool many = c->nv.gemm && act != LINEAR_ACT_FLOAT && rows >= GEMM_ROWS && n >= 4 && K <= EXPERT_GEMM_K;
+    const int pieces = (rows + PLANES_AT_ONCE - 1) / PLANES_AT_ONCE;
+    return (pass){ .c = c,
+                   .panels = panels,
+                   .stride = nv_panel_bytes(K),
+                   .K = K,
+                   .at_once = many ? ((rows + pieces - 1) / pieces + 15) / 16 * 16 : PAIRS_AT_ONCE,
+                   .panels_at_once = many ? PANELS : n,
+                   .act = act,
+                   .space = many ? space : NULL };
+}
+
+/* Sums of panels [p, p + n) for M rows, whose planes end at `behind`. */
+static void pass_sums(const pass *s, float *y, int p, int n, const nv_act *a, int M, char *behind) {
+    const uint8_t *panels = s->panels + p * s->stride;
+    if (s->space)
+        s->c->nv.gemm(y, n * NV_ROWS, panels, s->stride, n, nv_padded(s->K), s->space, M, behind);
     else
-        sums(c, y, ldy, panels, stride, n, K, a, M, act);
+        sums(s->c, y, n * NV_ROWS, panels, s->stride, n, s->K, a, M, s->act);
 }
 
 int packed_inputs(const moe_job *j) { return j->ex->same_in ? j->rows : j->rows * j->k; }
@@ -170,17 +196,21 @@ void packed_act_layout(moe_job *j, char *mem) {
     j->down_act = acts_at(mem, j->rows * j->k, j->ex->inter);
 }
 
-/* Of one thread: sums, gathered rows, then space for planes and gemm. */
+/* Of one thread: gathered rows, sums, then space for planes and gemm. */
+static size_t gathered_bytes(void) { return (PLANES_AT_ONCE * sizeof(nv_act) + 63) & ~(size_t)63; }
+
 static size_t sums_bytes(const experts *ex) {
     const int wide =
         nv_panels(ex->inter) * 2 > nv_panels(ex->hidden) ? nv_panels(ex->inter) * 2 : nv_panels(ex->hidden);
-    return (PAIRS_AT_ONCE * ((size_t)wide * NV_ROWS * sizeof(float) + sizeof(nv_act)) + 63) & ~(size_t)63;
+    const size_t few = PAIRS_AT_ONCE * (size_t)wide, many = PLANES_AT_ONCE * PANELS;
+    return (few > many ? few : many) * NV_ROWS * sizeof(float);
 }
 
 size_t packed_own_bytes(const cpu *c, const experts *ex) {
     const int K = ex->hidden > ex->inter ? ex->hidden : ex->inter;
-    if (!c->nv.gemm || K > EXPERT_GEMM_K) return sums_bytes(ex);
-    return sums_bytes(ex) + PAIRS_AT_ONCE / 16 * (size_t)nv_tile_bytes(nv_padded(K)) + c->nv.gemm_bytes;
+    const size_t both = gathered_bytes() + sums_bytes(ex);
+    if (!c->nv.gemm || K > EXPERT_GEMM_K) return both;
+    return both + PLANES_AT_ONCE / 16 * (size_t)nv_tile_bytes(nv_padded(K)) + c->nv.gemm_bytes;
 }
 
 /* The expert of the pair that stands at `at` in the order of experts. */
@@ -196,6 +226,11 @@ static int expert_at(const moe_job *j, int at) {
     return j->groups[lo].expert;
 }
 
+/* Are gate and up of an expert given the same codes? */
+static bool one_input(const experts *ex, int e) {
+    return ex->gate_q[e].act != LINEAR_ACT_FP4 || ex->gate_q[e].input_scale == ex->up_q[e].input_scale;
+}
+
 void packed_quantize_in(const moe_job *j, int begin, int end) {
     const experts *ex = j->ex;
     for (int i = begin; i < end; i++) {
@@ -206,7 +241,7 @@ void packed_quantize_in(const moe_job *j, int begin, int end) {
         const int e = expert_at(j, i);
         const float *x = j->x + (int64_t)(j->pair[i] / j->k) * ex->hidden;
         make_act(j->c, &j->gate_act[i], x, ex->hidden, &ex->gate_q[e]);
-        make_act(j->c, &j->up_act[i], x, ex->hidden, &ex->up_q[e]);
+        if (!one_input(ex, e)) make_act(j->c, &j->up_act[i], x, ex->hidden, &ex->up_q[e]);
     }
 }
 
@@ -216,60 +251,92 @@ void packed_quantize_down(const moe_job *j, int begin, int end) {
         make_act(j->c, &j->down_act[i], j->h + (int64_t)i * ex->inter, ex->inter, &ex->down_q[expert_at(j, i)]);
 }
 
+/* h = silu(gate) * up for panels [p, p + n) of M pairs from `pair` on; sums of gate and up lie by turns. */
+static void gated(const moe_job *j, const group *g, float *sum, int pair, int M, int c0, int cols, const nv_act *ga,
+                  const nv_act *ua) {
+    const experts *ex = j->ex;
+    const int width = nv_panels(cols) * 2 * NV_ROWS;
+    for (int i = 0; i < M; i++, sum += width) {
+        float *h = j->h + (int64_t)(pair + i) * ex->inter + c0;
+        for (int c = 0; c < cols; c += NV_ROWS) {
+            const int w = (int)min_i64(NV_ROWS, cols - c);
+            float up[NV_ROWS];
+            finish(h + c, sum + c * 2, w, &ex->gate_q[g->expert], &ga[i]);
+            finish(up, sum + c * 2 + NV_ROWS, w, &ex->up_q[g->expert], &ua[i]);
+            j->c->k.silu_mul(h + c, h + c, up, w);
+        }
+        if (j->hidden_out)
+            memcpy(j->hidden_out + (int64_t)j->pair[pair + i] * ex->inter + c0, h, (size_t)cols * sizeof *h);
+    }
+}
+
+/* One input for gate and up: one stream over both. */
+static void gate_up_one_input(const moe_job *j, const group *g, int i0, int i1, const uint8_t *panels, float *own) {
+    const experts *ex = j->ex;
+    const int n = nv_panels(i1) - i0 / NV_ROWS;
+    nv_act *gathered = (nv_act *)(void *)own;
+    float *sum = (float *)(void *)((char *)own + gathered_bytes());
+    const pass s = pass_of(j->c, panels, 2 * n, ex->hidden, g->end - g->begin, ex->gate_q[g->expert].act,
+                           (char *)sum + sums_bytes(ex));
+    for (int p = g->begin; p < g->end; p += s.at_once) {
+        const int m = (int)min_i64(s.at_once, g->end - p);
+        for (int i = 0; i < m && ex->same_in; i++) gathered[i] = j->gate_act[j->pair[p + i] / j->k];
+        const nv_act *acts = ex->same_in ? gathered : &j->gate_act[p];
+        char *behind = s.space ? planes_of(j->c, s.space, acts, m, nv_padded(ex->hidden)) : NULL;
+        for (int q = 0; q < 2 * n; q += s.panels_at_once) {
+            const int some = (int)min_i64(s.panels_at_once, 2 * n - q), c0 = i0 + q / 2 * NV_ROWS;
+            pass_sums(&s, sum, q, some, acts, m, behind);
+            gated(j, g, sum, p, m, c0, (int)min_i64(some / 2 * NV_ROWS, i1 - c0), acts, acts);
+        }
+    }
+}
+
 void packed_gate_up(const moe_job *j, const group *g, int i0, int i1, float *own) {
     const experts *ex = j->ex;
-    const int n = nv_panels(i1) - i0 / NV_ROWS, cols = i1 - i0, width = 2 * n * NV_ROWS;
+    const int n = nv_panels(i1) - i0 / NV_ROWS, width = 2 * n * NV_ROWS;
     const int64_t stride = nv_panel_bytes(ex->hidden);
     const uint8_t *panels = ex->packed_in + ((int64_t)g->expert * nv_panels(ex->inter) + i0 / NV_ROWS) * 2 * stride;
-    const linear_quant *gate_q = &ex->gate_q[g->expert], *up_q = &ex->up_q[g->expert];
-    nv_act *acts = (nv_act *)(void *)(own + (int64_t)PAIRS_AT_ONCE * width);
+    const linear_act gate = ex->gate_q[g->expert].act, up = ex->up_q[g->expert].act;
+    if (one_input(ex, g->expert)) {
+        gate_up_one_input(j, g, i0, i1, panels, own);
+        return;
+    }
     for (int p = g->begin; p < g->end; p += PAIRS_AT_ONCE) {
         const int m = (int)min_i64(PAIRS_AT_ONCE, g->end - p);
         const nv_act *ga = &j->gate_act[p], *ua = &j->up_act[p];
-        if (ex->same_in) { /* one stream over gate and up */
-            for (int i = 0; i < m; i++) acts[i] = j->gate_act[j->pair[p + i] / j->k];
-            ga = ua = acts;
-            expert_sums(j->c, own, width, panels, stride, 2 * n, ex->hidden, acts, m, gate_q->act,
-                        (char *)own + sums_bytes(ex));
-        } else {
-            for (int q = 0; q < n; q++) {
-                sums(j->c, own + q * 32, width, panels + q * 2 * stride, stride, 1, ex->hidden, ga, m, gate_q->act);
-                sums(j->c, own + q * 32 + 16, width, panels + (q * 2 + 1) * stride, stride, 1, ex->hidden, ua, m,
-                     up_q->act);
-            }
+        for (int q = 0; q < n; q++) {
+            sums(j->c, own + q * 32, width, panels + q * 2 * stride, stride, 1, ex->hidden, ga, m, gate);
+            sums(j->c, own + q * 32 + 16, width, panels + (q * 2 + 1) * stride, stride, 1, ex->hidden, ua, m, up);
         }
-        for (int i = 0; i < m; i++) {
-            float *h = j->h + (int64_t)(p + i) * ex->inter + i0;
-            for (int c = 0; c < cols; c += NV_ROWS) {
-                const int w = (int)min_i64(NV_ROWS, cols - c);
-                float up[NV_ROWS], *s = own + (int64_t)i * width + c * 2;
-                finish(h + c, s, w, gate_q, &ga[i]);
-                finish(up, s + NV_ROWS, w, up_q, &ua[i]);
-                j->c->k.silu_mul(h + c, h + c, up, w);
-            }
-            if (j->hidden_out)
-                memcpy(j->hidden_out + (int64_t)j->pair[p + i] * ex->inter + i0, h, (size_t)cols * sizeof *h);
-        }
+        gated(j, g, own, p, m, i0, i1 - i0, ga, ua);
+    }
+}
+
+/* The expert's outputs [c0, c0 + cols) for M pairs from `pair` on, weighted, onto their rows. */
+static void down_added(const moe_job *j, const group *g, float *sum, int pair, int M, int c0, int cols) {
+    const int width = nv_panels(cols) * NV_ROWS;
+    for (int i = pair; i < pair + M; i++, sum += width) {
+        finish(sum, sum, cols, &j->ex->down_q[g->expert], &j->down_act[i]);
+        j->c->k.add_scaled(j->y + (int64_t)(j->pair[i] / j->k) * j->ex->hidden + c0, j->wt[j->pair[i]], sum, cols);
     }
 }
 
 void packed_down(const moe_job *j, int c0, int c1, float *own) {
     const experts *ex = j->ex;
-    const int n = nv_panels(c1) - c0 / NV_ROWS, cols = c1 - c0, width = n * NV_ROWS;
-    const int64_t stride = nv_panel_bytes(ex->inter);
-    for (int64_t r = 0; r < j->rows; r++) memset(j->y + r * ex->hidden + c0, 0, (size_t)cols * sizeof(float));
+    const int n = nv_panels(c1) - c0 / NV_ROWS, Kp = nv_padded(ex->inter);
+    for (int64_t r = 0; r < j->rows; r++) memset(j->y + r * ex->hidden + c0, 0, (size_t)(c1 - c0) * sizeof(float));
     for (const group *g = j->groups; g < j->groups + j->n_groups; g++) {
-        const uint8_t *panels = ex->packed_down + ((int64_t)g->expert * nv_panels(ex->hidden) + c0 / NV_ROWS) * stride;
-        const linear_quant *q = &ex->down_q[g->expert];
-        for (int p = g->begin; p < g->end; p += PAIRS_AT_ONCE) {
-            const int m = (int)min_i64(PAIRS_AT_ONCE, g->end - p);
-            expert_sums(j->c, own, width, panels, stride, n, ex->inter, &j->down_act[p], m, q->act,
-                        (char *)own + sums_bytes(ex));
-            for (int i = 0; i < m; i++) {
-                const int32_t pair = j->pair[p + i];
-                float *s = own + (int64_t)i * width;
-                finish(s, s, cols, q, &j->down_act[p + i]);
-                j->c->k.add_scaled(j->y + (int64_t)(pair / j->k) * ex->hidden + c0, j->wt[pair], s, cols);
+        const uint8_t *panels =
+            ex->packed_down + ((int64_t)g->expert * nv_panels(ex->hidden) + c0 / NV_ROWS) * nv_panel_bytes(ex->inter);
+        const pass s = pass_of(j->c, panels, n, ex->inter, g->end - g->begin, ex->down_q[g->expert].act,
+                               (char *)own + sums_bytes(ex));
+        for (int p = g->begin; p < g->end; p += s.at_once) {
+            const int m = (int)min_i64(s.at_once, g->end - p);
+            char *behind = s.space ? planes_of(j->c, s.space, &j->down_act[p], m, Kp) : NULL;
+            for (int q = 0; q < n; q += s.panels_at_once) {
+                const int some = (int)min_i64(s.panels_at_once, n - q), at = c0 + q * NV_ROWS;
+                pass_sums(&s, own, q, some, &j->down_act[p], m, behind);
+                down_added(j, g, own, p, m, at, (int)min_i64(some * NV_ROWS, c1 - at));
             }
         }
     }

@@ -398,14 +398,19 @@ static void check_attention(void) {
 
 static void check_moe(void) {
     const bool quant = draw(2) == 0, wide = quant && draw(8) == 0;
-    const int count = wide ? 9 : between(2, 24), k = wide ? 8 : between(1, count < 6 ? count : 6),
+    const bool crowd = quant && !wide && draw(6) == 0; /* many rows of few experts */
+    const int count = wide ? 9 : between(2, crowd ? 3 : 24), k = wide ? 8 : between(1, count < 6 ? count : 6),
               inter = wide    ? 512
+                      : crowd ? 16 * between(4, 20)
                       : quant ? 16 * between(1, 4)
                               : between(1, 40),
               hidden = wide    ? 1024 << draw(2)
+                       : crowd ? 16 * between(4, 36)
                        : quant ? 16 * between(1, 6)
                                : between(1, 90),
-              rows = between(1, wide ? 2 : 30);
+              rows = between(1, wide    ? 2
+                                : crowd ? 320
+                                        : 30);
     const void *gate[24], *up[24], *down[24];
     linear_quant gq[24], uq[24], dq[24];
     static const linear_act acts[] = { LINEAR_ACT_FLOAT, LINEAR_ACT_FP4, LINEAR_ACT_INT8 };
@@ -420,6 +425,8 @@ static void check_moe(void) {
             up[e] = d;
             dq[e] = quant_weights(&d, &type, hidden, inter, false, act);
             down[e] = d;
+            if (crowd && rows % 4 > 0) uq[e].input_scale = gq[e].input_scale;
+            if (crowd && rows % 4 > 1) gq[e].input_scale = uq[e].input_scale = gq[0].input_scale;
         } else {
             gate[e] = weights_of(DT_BF16, (int64_t)inter * hidden);
             up[e] = weights_of(DT_BF16, (int64_t)inter * hidden);
