@@ -7,6 +7,8 @@
 #include "cmd/cmd.h"
 #include "serve/server.h"
 
+enum { SERVE_CHUNK = 256 }; /* half of the engine's: who decodes waits for the pass of another's prompt */
+
 typedef struct options {
     cmd_sampling s;
     serve_options o;
@@ -60,7 +62,7 @@ static bool serve(options *o, const char *dir, int *code, err *e) {
     so->engine = (engine_options){ .ops = cmd_ops_options(),
                                    .ctx = o->s.ctx,
                                    .slots = o->max_seqs,
-                                   .chunk = o->chunk,
+                                   .chunk = o->chunk ? o->chunk : SERVE_CHUNK,
                                    .kv = (kv_mode)o->s.kv,
                                    .act = (act_mode)o->s.act,
                                    .heads = { .mode = (head_mode)o->s.head, .draft_rows = rows },

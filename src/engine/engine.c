@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_CTX = 32768, DEFAULT_CHUNK = 256, HEAD_ROWS = 8, MOST_HEAD_ROWS = 64 };
+enum { DEFAULT_CTX = 32768, DEFAULT_CHUNK = 512, HEAD_ROWS = 8, MOST_HEAD_ROWS = 64 };
 
 static bool has_file(const char *dir, const char *name) {
     char *path = path_join(dir, name);
