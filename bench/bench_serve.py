@@ -3,7 +3,8 @@
 
 usage: bench_serve.py overhead [MODEL_DIR]   tokens/s of 1 and 16 streams beside bench_loop's, in turn; ratio of medians
        bench_serve.py fair [MODEL_DIR]       256 streams at once: tokens of the slowest and the fastest at the same moment
-       bench_serve.py soak [MODEL_DIR]       the crowd of tests/e2e/hostile.py for --seconds (600) or --requests
+       bench_serve.py soak [MODEL_DIR]       the crowd of tests/e2e/hostile.py for --seconds (600) or --requests: every good
+                                             answer is what `nibble run` says, resident memory stays within 2 %
 Needs `make all bench`; without MODEL_DIR the embedded model. Standard library only.
 """
 import argparse
@@ -102,7 +103,7 @@ def fair(model, a):
 
 def soak(model, a):
     s = Server(Nibble, model, "--max-seqs", 4, "--max-queue", 64, "--log-format", "off", "--prefix-cache", "4M")
-    c = Crowd(s, a.seed)
+    c = Crowd(s, lambda q, n: json.loads(subprocess.check_output([Nibble.path, "run", model, "-p", q, "--temperature", "0", "--json", "-n", str(n)])), a.seed)
     c.run(seconds=20)
     c.settle()
     before, t0 = c.rss(), time.time()

@@ -55,8 +55,12 @@ call = r.choices[0].message.tool_calls[0].function
 print(f"{call.name}({call.arguments}), finish_reason {r.choices[0].finish_reason}")
 with open(answer) as f:
     first = json.load(f)
-print("accept length: %.2f in the answer, %.2f in the tool call"
-      % (first["usage"]["speculative"]["accept_length"], r.usage.speculative["accept_length"]))
+def accept_length(usage):
+    made = usage.get("speculative")  # absent when measured times spoke against drafts
+    return "%.2f" % made["accept_length"] if made else "1.00 (no drafts)"
+
+
+print("accept length: %s in the answer, %s in the tool call" % (accept_length(first["usage"]), accept_length(r.usage.model_dump())))
 END
 kill -TERM $server
 wait $server

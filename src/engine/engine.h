@@ -209,7 +209,8 @@ int loop_rows_class(int rows);
 int loop_rows_class_most(int class);
 
 typedef struct loop_stats {
-    int running, waiting;                                                       /* choices */
+    int running, waiting;                  /* choices */
+    int slots, kv_pages, kv_used, kv_kept; /* kept: of the used pages those that the prefix cache holds */
     int64_t submitted, finished, cancelled, failed, expired, preempted, shared; /* choices; shared: prompt taken over */
     int64_t steps, prompt_rows, decode_rows, output_tokens;
     /* The prefix cache: prompts that took up an entry, and the tokens saved; entries, their bytes; entries left so far, gone

@@ -146,6 +146,11 @@ static void take_inbox(loop *l) {
 }
 
 void loop_publish(loop *l) {
+    const kv_pages *p = &l->g->st.pages;
+    l->counts.slots = l->slots;
+    l->counts.kv_pages = p->pages;
+    l->counts.kv_used = p->pages - p->n_unused;
+    l->counts.kv_kept = p->n_kept;
     l->counts.running = l->n_active;
     l->counts.waiting = l->n_queue;
     if (l->prefix) {

@@ -20,4 +20,7 @@ void api_write_speculative(buf *out, const chat_usage *u);
 /* A list of token ids, copied to mem. */
 bool api_read_ids(arena *mem, const json *v, const char *param, int vocab, const int32_t **out, int *n, fault *f);
 
+/* 24 random letters and digits. */
+void api_random_id(char out[25]);
+
 #endif

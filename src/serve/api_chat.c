@@ -1,4 +1,5 @@
 /* POST /v1/chat/completions. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,8 +71,14 @@ static bool read_stream_options(chat_request *r, const json *body, fault *f) {
     if (!body_object(body, "stream_options", &v, f)) return false;
     if (!v) return true;
     if (!r->stream) return fault_field(f, "stream_options", "stream_options is allowed only with stream: true");
-    return body_bool(v, "include_usage", &r->include_usage, f) &&
-           body_bool(v, "continuous_usage_stats", &r->continuous_usage, f);
+    bool padded = false;
+    if (!body_bool(v, "include_usage", &r->include_usage, f) ||
+        !body_bool(v, "continuous_usage_stats", &r->continuous_usage, f) ||
+        !body_bool(v, "include_obfuscation", &padded, f)) {
+        snprintf(f->param, sizeof f->param, "stream_options");
+        return false;
+    }
+    return !padded || fault_field(f, "stream_options", "stream_options.include_obfuscation: nothing is padded here");
 }
 
 bool api_read_common(chat *c, const json *body, fault *f) {
@@ -153,6 +160,11 @@ static bool read_indifferent(const json *body, fault *f) {
     str s = STR("auto");
     bool store = false;
     const json *v = NULL, *metadata = NULL;
+    static const char *const texts[] = { "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention" };
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
+        str unused;
+        if (!body_str(body, texts[i], &unused, f)) return false;
+    }
     if (!body_array(body, "modalities", &v, f) || !body_bool(body, "store", &store, f) ||
         !body_object(body, "metadata", &metadata, f) || !body_str(body, "service_tier", &s, f))
         return false;

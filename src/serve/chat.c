@@ -16,7 +16,7 @@
 
 /* ---- making one ---- */
 
-static void random_id(char out[25]) {
+void api_random_id(char out[25]) {
     static const char letters[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
     uint8_t r[24] = { 0 };
     if (getrandom(r, sizeof r, 0) != (ssize_t)sizeof r) memset(r, 1, sizeof r);
@@ -44,7 +44,7 @@ chat *chat_new(const chat_dialect *d, const chat_model *m, http_call *call) {
     c->call = call;
     c->created = (int64_t)time(NULL);
     c->mem.limit = (size_t)1 << 30;
-    random_id(c->id);
+    api_random_id(c->id);
     chat_request_init(&c->request, m, &c->mem);
     return c;
 }

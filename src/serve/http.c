@@ -513,7 +513,9 @@ void http_reply_header(http_call *c, const char *name, const char *value) {
     char *copy = xstrdup(value);
     for (char *p = copy; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
-    evhttp_add_header(evhttp_request_get_output_headers(c->req), name, copy);
+    struct evkeyvalq *headers = evhttp_request_get_output_headers(c->req);
+    evhttp_remove_header(headers, name);
+    evhttp_add_header(headers, name, copy);
     free(copy);
 }
 

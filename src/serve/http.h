@@ -60,7 +60,7 @@ str http_call_body(const http_call *c);
 void http_call_own(http_call *c, void *own, void (*gone)(void *own));
 void *http_call_owner(const http_call *c);
 
-/* Before the reply; value is copied, control characters in it become '?'. */
+/* Before the reply; takes the place of an earlier one of that name; value is copied, control characters in it become '?'. */
 void http_reply_header(http_call *c, const char *name, const char *value);
 /* One reply; the call is over once the peer has it. HEAD gets no body. */
 void http_reply(http_call *c, int status, const char *content_type, str body);

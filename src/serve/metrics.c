@@ -172,6 +172,14 @@ static void write_experts(const writer *w, const loop_stats *l) {
 static void write_engine(const writer *w, const loop_stats *l) {
     one(w, "vllm:num_requests_running", "gauge", "choices that have a slot", l->running);
     one(w, "vllm:num_requests_waiting", "gauge", "choices that wait for one", l->waiting);
+    one(w, "nibble_sequences", "gauge", "choices that can run at once, each with a GDN state", l->slots);
+    one(w, "vllm:kv_cache_usage_perc", "gauge", "share of the KV cache that running choices alone hold, 0 to 1",
+        l->kv_pages ? (double)(l->kv_used - l->kv_kept) / (double)l->kv_pages : 0);
+    one(w, "nibble_kv_pages", "gauge", "pages of the KV cache", l->kv_pages);
+    one(w, "nibble_kv_pages_used", "gauge", "pages that hold something", l->kv_used);
+    one(w, "nibble_kv_pages_kept", "gauge", "of these, pages of the prefix cache", l->kv_kept);
+    one(w, "nibble_choices_failed_total", "counter", "choices that failed, as with values that are not finite",
+        (double)l->failed);
     one(w, "vllm:generation_tokens_total", "counter", "generated tokens", (double)l->output_tokens);
     one(w, "nibble_choices_preempted_total", "counter", "choices that lost their slot for a while",
         (double)l->preempted);

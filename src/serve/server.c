@@ -151,6 +151,9 @@ static void on_request(void *ctx, http_call *c) {
     const str path = http_call_path(c);
     const http_method m = http_call_method(c);
     const chat_dialect *d = find_dialect(path);
+    char id[25];
+    api_random_id(id);
+    http_reply_header(c, "X-Request-Id", id); /* a generation puts its own in this place */
     admin_cors(s, c);
     if (m == HTTP_OPTIONS) {
         admin_preflight(s, c);

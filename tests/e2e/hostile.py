@@ -1,4 +1,4 @@
-"""A crowd of clients, good and bad ones, against a running server. Used by test_serve_hostile.py and by bench/serve_soak.py."""
+"""A crowd of clients, good and bad ones, against a running server. Used by test_serve_hostile.py and by bench/bench_serve.py."""
 import collections
 import json
 import random
@@ -21,11 +21,16 @@ def post(body, extra=b""):
 
 
 class Crowd:
-    def __init__(self, server, seed=1):
+    """`run` (text, tokens -> what `nibble run --json` says): good answers are the same as without a server."""
+
+    def __init__(self, server, run, seed=1):
         self.server, self.seed = server, seed
         self.counts, self.wrong = collections.Counter(), []
         self.lock = threading.Lock()
         self.want = {q: server.post(CHAT, body_of(q))["choices"][0]["message"] for q in QUESTIONS}
+        for q, m in self.want.items():
+            alone = run(q, 60)
+            assert (m["content"] or "", m.get("reasoning_content", "")) == (alone["text"], alone["reasoning"]), (q, m, alone)
 
     def connect(self):
         s = socket.create_connection(("127.0.0.1", self.server.port), timeout=60)

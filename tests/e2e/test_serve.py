@@ -49,6 +49,13 @@ def test_admin(server):
     assert info["formats"]["experts"]["format"] == "BF16" and info["kv_scales"] == {}
     assert info["sampling_defaults"]["temperature"] == 1 and info["sampling_defaults"]["top_k"] == 20
     assert server.get("/nothing")[0] == 404 and server.request("POST", "/nothing", {})[0] == 404
+    ids = [server.request(m, p, b)[1]["x-request-id"] for m, p, b in [("GET", "/", None), ("GET", "/metrics", None), ("GET", "/nothing", None), ("GET", CHAT, None),
+                                                                     ("OPTIONS", "/x", None), ("POST", CHAT, {}), ("POST", CHAT, {"messages": USER, "max_tokens": 1})]]
+    assert len(set(ids)) == len(ids)
+    for what, fine in [("include_usage", True), ("include_obfuscation", False)]:
+        server.events(CHAT, {"messages": USER, "max_tokens": 1, "stream_options": {what: fine}})
+    for what, bad in [("include_usage", 1), ("include_obfuscation", True)]:
+        refused(server.post(CHAT, {"messages": USER, "stream": True, "stream_options": {what: bad}}, 400), "stream_options")
     status, h, out = server.request("GET", CHAT)
     assert status == 405 and h["allow"] == "POST, OPTIONS" and refused(out)
     assert server.request("HEAD", "/health")[0] == 200
@@ -122,9 +129,19 @@ def test_same_as_run(server, nibble, tiny):
     assert (u["prompt_tokens"], u["completion_tokens"]) == (len(want["prompt_ids"]), len(want["output_ids"]))
     assert u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"]
     assert 0 < u["completion_tokens_details"]["reasoning_tokens"] < u["completion_tokens"]
-    assert 1 <= u["speculative"]["accept_length"] <= 3
+    assert 1 <= u.get("speculative", {"accept_length": 1})["accept_length"] <= 3  # absent when no drafts were made
     want = nibble.json("run", tiny, "-p", Q, "--seed", 7, "--json", "-n", 60)
     assert server.chat(max_tokens=60, seed=7, temperature=None, return_token_ids=True)["choices"][0]["token_ids"] == want["output_ids"]
+
+
+def test_speculation_is_told(server):
+    """Whether to draft is decided by measured times, so not in every answer; but sooner or later."""
+    end = time.time() + 60
+    while not (s := server.chat(max_tokens=200, ignore_eos=True)["usage"].get("speculative")):
+        assert time.time() < end, "no drafts"
+    assert s["rounds"] <= s["drafted"] <= 2 * s["rounds"] and 0 <= s["accepted"] <= s["drafted"]
+    assert abs(s["accept_length"] - (1 + s["accepted"] / s["rounds"])) < 1e-9
+    assert server.metric("nibble_spec_accept_length") >= 1
 
 
 def joined(events, index=0):
@@ -260,7 +277,7 @@ FINE = [{"max_tokens": None}, {"temperature": None}, {"temperature": 1e-9}, {"te
         {"seed": -1}, {"seed": 2**63 - 1}, {"n": None}, {"logprobs": True}, {"stream": None}, {"tools": []}, {"tool_choice": "none"}, {"response_format": {"type": "text"}},
         {"max_completion_tokens": 3}, {"logit_bias": {}}, {"min_tokens": 2}, {"presence_penalty": 1.5}, {"repetition_penalty": 1.1}, {"min_p": 0.1}, {"model": "tiny"},
         {"model": "other"}, {"store": False}, {"service_tier": "auto"}, {"modalities": ["text"]}, {"parallel_tool_calls": False}, {"separate_reasoning": False},
-        {"max_tokens": 2**31 - 1, "stop": "e"}, {"temperature": 0.0, "max_tokens": 2.0}, {"tools": None, "functions": None}, {"verbosity": "medium"}]
+        {"max_tokens": 2**31 - 1, "stop": "e"}, {"temperature": 0.0, "max_tokens": 2.0}, {"tools": None, "functions": None}, {"verbosity": "medium"}, {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "metadata": {"a": "b"}}]
 BAD = [("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 2**63), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_completion_tokens", 0), ("temperature", -1),
        ("temperature", "NaN"), ("temperature", 1e400), ("top_p", 1.1), ("top_p", -0.1), ("n", 0), ("n", 65), ("stop", ""), ("stop", ["a", ""]), ("stop", 3), ("stop", ["a"] * 17),
        ("stop", "a\0b"), ("seed", "x"), ("seed", 1.5), ("stream", "true"), ("messages", []), ("messages", "hi"), ("logprobs", 3), ("top_logprobs", 3), ("logit_bias", {"x": 1}),
@@ -268,7 +285,8 @@ BAD = [("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 2**63), ("max_token
        ("response_format", {"type": "xml"}), ("response_format", "json"), ("stream_options", {"include_usage": True}), ("functions", []), ("function_call", "auto"),
        ("audio", {}), ("web_search_options", {}), ("prediction", {"type": "content", "content": ""}), ("store", True), ("service_tier", "priority"),
        ("modalities", ["audio"]), ("chat_template_kwargs", []), ("chat_template_kwargs", {"messages": []}), ("reasoning_effort", "extreme"), ("min_p", 2), ("top_k", -2),
-       ("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0), ("stop_token_ids", [-1]), ("stop_token_ids", [1700]), ("user", None), ("verbosity", "high")]
+       ("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0), ("stop_token_ids", [-1]), ("stop_token_ids", [1700]), ("user", 3), ("safety_identifier", 3), ("prompt_cache_key", []),
+       ("metadata", 3), ("verbosity", "high")]
 
 
 @pytest.mark.parametrize("body", FINE, ids=lambda b: json.dumps(b)[:40])
@@ -278,9 +296,8 @@ def test_fine(server, body):
 
 @pytest.mark.parametrize("param,value", BAD, ids=lambda v: json.dumps(v)[:30])
 def test_bad(server, param, value):
-    out = server.post(CHAT, json.dumps({"messages": USER, "max_tokens": 3, param: value}).replace("Infinity", "1e400").encode(), 200 if param == "user" else 400)
-    if param != "user":
-        refused(out, param)
+    out = server.post(CHAT, json.dumps({"messages": USER, "max_tokens": 3, param: value}).replace("Infinity", "1e400").encode(), 400)
+    refused(out, param)
 
 
 def test_model_name(server):
@@ -575,6 +592,19 @@ def test_second_signal_ends(nibble, tiny):
     s.p.send_signal(signal.SIGTERM)
     s.wait_said("N-SERVE-DRAIN")
     s.stop(signal.SIGINT, exit=130, timeout=10)
+
+
+def test_deadline(nibble, tiny):
+    """--timeout cuts an answer and says so; what waits longer than that has none."""
+    s = Server(nibble, tiny, "--timeout", 0.5, "--max-seqs", 1, "-t", 1, "--spec", 0)
+    streams = [s.open_stream({"messages": USER, "ignore_eos": True, "n": 3, "stream": True, "logprobs": True, "top_logprobs": 20}) for _ in range(2)]
+    c = s.chat(ignore_eos=True, n=8)["choices"]
+    for x in streams:
+        x.close()
+    assert c[-1]["finish_reason"] == "length" and c[-1]["stop_reason"] == "deadline" and s.metric("nibble_choices_expired_total") >= 1
+    s.wait_metric("vllm:num_requests_running", 0)
+    assert s.chat(max_tokens=2)["usage"]["completion_tokens"] == 2
+    s.close()
 
 
 def test_log_files(nibble, tiny, tmp_path):
