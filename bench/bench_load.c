@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/pool.h"
 #include "engine/engine.h"
 #include "report.h"
 
