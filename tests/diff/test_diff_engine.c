@@ -72,8 +72,9 @@ static float *hidden_of(engine *g, const int32_t *prompt, int n) {
 
 static void test_hidden_bits(void **state) {
     (void)state;
-    enum { N = 150 };
-    int32_t prompt[N];
+    enum { MOST = 150 };
+    const int N = is_short() ? 44 : MOST;
+    int32_t prompt[MOST];
     random_prompt(prompt, N, 1);
     engine *base = open_with(1, ISA_COUNT, NULL, 256, 2, KV_CACHE_F32);
     const size_t bytes = (size_t)N * (size_t)base->config.hidden * 3 * sizeof(float);
@@ -107,8 +108,8 @@ static void test_hidden_bits(void **state) {
 
 static void test_speculation_is_invisible(void **state) {
     (void)state;
-    const uint32_t prompts = is_short() ? 1 : 4;
-    const int tokens = is_short() ? 16 : 60;
+    const uint32_t prompts = is_short() ? 1 : 2;
+    const int tokens = is_short() ? 16 : 44;
     for (int kv = 0; kv < 2; kv++) {
         engine *g = open_with(2, ISA_COUNT, NULL, 0, 1, kv ? KV_CACHE_BF16 : KV_CACHE_F32);
         for (uint32_t p = 0; p < prompts; p++) {
@@ -118,6 +119,7 @@ static void test_speculation_is_invisible(void **state) {
             for (int t = 0; t < 2; t++) {
                 const out off = generate(g, prompt, n, 0, t * 0.9, tokens);
                 for (int depth = 1; depth <= ENGINE_MAX_DRAFT; depth++) {
+                    if (is_short() && depth != 1 + kv && depth != 3 + t) continue;
                     const out on = generate(g, prompt, n, depth, t * 0.9, tokens);
                     same(&off, &on, "speculation");
                 }
@@ -130,7 +132,6 @@ static void test_speculation_is_invisible(void **state) {
 /* The screened head and a draft head of a part of the vocabulary: the full head's tokens, drafted or not. */
 static void test_heads_are_invisible(void **state) {
     (void)state;
-    const int tokens = is_short() ? 8 : 60;
     engine *full = open_with(2, ISA_COUNT, NULL, 0, 1, KV_CACHE_F32);
     static const char *const devices[] = { NULL, "ref" };
     for (size_t d = 0; d < ARRAY_LEN(devices); d++) {
@@ -142,12 +143,13 @@ static void test_heads_are_invisible(void **state) {
         engine *g = open_tiny(opt);
         assert_non_null(g->n.heads.top);
         assert_int_equal(g->n.heads.draft_rows, 500 + DRAFT_HEAD_LAST);
+        const int tokens = devices[d] || is_short() ? 10 : 50;
         for (uint32_t p = 0; p < (devices[d] || is_short() ? 1u : 3u); p++) {
             int32_t prompt[30];
             random_prompt(prompt, 30, 50 + p);
             for (int t = 0; t < 2; t++) {
                 const out want = generate(full, prompt, 30, 0, t * 0.9, tokens);
-                for (int depth = 0; depth <= 3; depth++) {
+                for (int depth = 0; depth <= 3; depth += is_short() ? 3 : 1) {
                     const out got = generate(g, prompt, 30, depth, t * 0.9, tokens);
                     same(&want, &got, "a screened head");
                 }
@@ -193,9 +195,12 @@ static gen_result penalized(counted *c, engine *g, const int32_t *prompt, int n,
     *c = (counted){ .p = p, .greedy = sampler_is_greedy(p) };
     OK(session_open(&s, g, depth > 0, &e));
     OK(session_set(&s, prompt, n, &e));
-    const gen_options opt = {
-        .max_tokens = 60, .depth = depth, .on_token = on_counted, .ctx = c, .sampling = *p, .logprobs = 64
-    };
+    const gen_options opt = { .max_tokens = is_short() ? 34 : 60,
+                              .depth = depth,
+                              .on_token = on_counted,
+                              .ctx = c,
+                              .sampling = *p,
+                              .logprobs = 64 };
     OK(session_generate(&s, &opt, &r, &e));
     session_close(&s);
     return r;
@@ -232,16 +237,17 @@ static void test_penalties_and_drafts(void **state) {
         random_prompt(prompt, n, 30 + i);
         penalized(&off, g, prompt, n, 0, &all[i]);
         for (int t = 0; t < 31 && all[i].min_tokens; t++) assert_true(off.o.v[t] != 17 && off.o.v[t] != 198);
-        const out plain = generate(g, prompt, n, 0, all[i].temperature, 60);
+        const out plain = generate(g, prompt, n, 0, all[i].temperature, is_short() ? 34 : 60);
         changed += memcmp(plain.v, off.o.v, sizeof plain.v) != 0;
-        for (int depth = 1; depth <= ENGINE_MAX_DRAFT; depth += depth == 3 ? 2 : 1) {
+        for (int depth = is_short() ? 3 : 1; depth <= (is_short() ? 3 : ENGINE_MAX_DRAFT);
+             depth += depth == 3 ? 2 : 1) {
             const gen_result r = penalized(&on, g, prompt, n, depth, &all[i]);
             same(&off.o, &on.o, "speculation with penalties");
             accepted += r.accepted;
         }
     }
     printf("%lld drafts accepted under penalties\n", (long long)accepted);
-    assert_true(accepted > 20 && changed >= 3); /* else nothing was tested */
+    assert_true(accepted > (is_short() ? 4 : 20) && changed >= (is_short() ? 2 : 3)); /* else nothing was tested */
     engine_close(g);
 }
 
@@ -288,20 +294,23 @@ static void test_own_ids_are_drafted(void **state) {
                                         .no_text = true,
                                         .heads = { .mode = screened ? HEAD_SCREENED : HEAD_FULL, .draft_rows = 1 },
                                         .ops = { .threads = 2, .isa = ISA_COUNT } });
-        for (uint32_t i = 0; i < 4; i++) {
+        const int tokens = is_short() ? 40 : 100;
+        for (uint32_t i = 0; i < (is_short() ? 1 : 4); i++) {
             int32_t prompt[40];
             random_prompt(prompt, 40, 200 + i);
-            const out off = generate(g, prompt, 40, 0, 0, 100);
+            const out off = generate(g, prompt, 40, 0, 0, tokens);
             proposals p = { .prompt = prompt, .n_prompt = 40, .heads = &g->n.heads };
             session s;
             gen_result r;
             OK(session_open(&s, g, true, &e));
             OK(session_set(&s, prompt, 40, &e));
-            OK(session_generate(
-                &s,
-                &(gen_options){
-                    .max_tokens = 100, .depth = 3, .on_token = on_proposed_token, .on_round = on_proposal, .ctx = &p },
-                &r, &e));
+            OK(session_generate(&s,
+                                &(gen_options){ .max_tokens = tokens,
+                                                .depth = 3,
+                                                .on_token = on_proposed_token,
+                                                .on_round = on_proposal,
+                                                .ctx = &p },
+                                &r, &e));
             session_close(&s);
             same(&off, &p.o, "a draft head of few rows");
             assert_int_equal(r.out_of_list, p.late);
@@ -311,17 +320,18 @@ static void test_own_ids_are_drafted(void **state) {
         engine_close(g);
     }
     printf("%d drafts of a sequence's own ids, %d accepted\n", rare, rare_accepted);
-    assert_true(rare_accepted > 20);
+    assert_true(rare_accepted > (is_short() ? 2 : 20));
 }
 
 /* Two sequences in one batch, interleaved with another's rows, against each alone. */
 static void test_batch_mates(void **state) {
     (void)state;
-    enum { N = 90 };
+    enum { MOST = 90 };
+    const int N = is_short() ? 40 : MOST;
     err e = { 0 };
     engine *g = open_with(2, ISA_COUNT, NULL, 256, 3, KV_CACHE_F32);
     const int h = g->config.hidden;
-    int32_t prompt[3][N], ids_v[256];
+    int32_t prompt[3][MOST], ids_v[256];
     float *alone[3], *row = malloc((size_t)N * 3 * (size_t)h * sizeof *row);
     for (int i = 0; i < 3; i++) {
         teacher_result r;
@@ -364,7 +374,7 @@ static void test_continued_session(void **state) {
     (void)state;
     err e = { 0 };
     engine *g = open_with(2, ISA_COUNT, NULL, 16, 2, KV_CACHE_F32);
-    for (int depth = 0; depth <= 3; depth++) {
+    for (int depth = 0; depth <= 3; depth += is_short() ? 2 : 1) {
         int32_t prompt[200];
         random_prompt(prompt, 30, 50 + (uint32_t)depth);
         int n = 30;
@@ -398,7 +408,7 @@ static void test_end_of_context(void **state) {
         open_tiny((engine_options){ .ctx = 50, .kv = KV_CACHE_F32, .no_text = true, .ops = { .isa = ISA_COUNT } });
     const out off = generate(g, prompt, 20, 0, 0, 0);
     assert_int_equal(off.n, 31); /* 30 positions are left, and the last one still yields a token */
-    for (int depth = 1; depth <= 5; depth++) {
+    for (int depth = 1; depth <= 5; depth += is_short() ? 2 : 1) {
         const out on = generate(g, prompt, 20, depth, 0, 0);
         same(&off, &on, "speculation at the end of the context");
     }

@@ -200,18 +200,19 @@ static void test_conversations(void **state) {
         { "few pages for all", 6, 64, 1, 2, 128, 20, 4, 9, KV_CACHE_F32, false, NULL, 0 },
         { "one context", 5, 16, 2, 3, 1, 6, 3, 8, KV_CACHE_F32, false, NULL, 0 },
     };
+    const int turns = is_short() ? 10 : MOST_TURNS;
     rnd r = rnd_open(seed);
     turn *t = calloc(MOST_TURNS, sizeof *t);
     engine *one = open_scenario(&(scenario){ .slots = 1, .threads = 1 });
-    for (int i = 0; i < MOST_TURNS; i++) {
+    for (int i = 0; i < turns; i++) {
         make_turn(&t[i], t, i, &r);
         run_alone(one, &t[i], 0);
     }
     engine_close(one);
     for (size_t i = 0; i < ARRAY_LEN(all); i++) {
-        const loop_stats s = run_scenario(&all[i], t, MOST_TURNS, &r);
-        assert_int_equal(s.prefix_hits > 0, all[i].states > 0);
-        if (all[i].states > 0 && all[i].states < 60) assert_true(s.prefix_evicted > 0);
+        const loop_stats s = run_scenario(&all[i], t, turns, &r);
+        if (all[i].states == 0 || !is_short()) assert_int_equal(s.prefix_hits > 0, all[i].states > 0);
+        if (all[i].states > 0 && all[i].states < 10) assert_true(s.prefix_evicted > 0);
     }
     free(t);
 }
@@ -316,7 +317,7 @@ static void test_drafts(void **state) {
     (void)state;
     const scenario x = { .slots = 1, .chunk = 64, .states = 100, .pages = 1000, .every = 90, .kv = KV_CACHE_BF16 };
     engine *one = open_scenario(&(scenario){ .slots = 1, .kv = KV_CACHE_BF16 });
-    for (int depth = 1; depth <= 3; depth++) {
+    for (int depth = is_short() ? 2 : 1; depth <= (is_short() ? 2 : 3); depth++) {
         err e = { 0 };
         rnd r = rnd_open(seed + (uint64_t)depth);
         engine *g = open_scenario(&x);
@@ -366,6 +367,29 @@ static void test_short_memory(void **state) {
         assert_true(run_scenario(&x, t, N, &r).preempted > 0);
         free(t);
     }
+}
+
+/* With chunks of a token more hidden rows can wait for the draft layer than a pass holds: those of a request that does not
+ * draft, kept for others that will. */
+static void test_short_passes(void **state) {
+    (void)state;
+    err e = { 0 };
+    loop *l;
+    rnd r = rnd_open(seed);
+    engine *one = open_scenario(&(scenario){ .slots = 1 });
+    engine *g = open_scenario(&(scenario){ .slots = 1, .chunk = 1, .states = 10, .pages = 100 });
+    OK(loop_open(&l, g, &(loop_options){ .depth = 2, .fixed_depth = true }, &e));
+    turn t = { .max_tokens = 10, .choices = 1 };
+    append_random(&t.prompt, 5, &r);
+    for (int i = 0; i < 3; i++, t.max_tokens += 13, t.depth = -(i > 1)) {
+        run_alone(one, &t, 0);
+        submit(l, &t);
+        while (loop_step(l)) continue;
+        check(&t, "a short pass");
+    }
+    loop_close(l);
+    engine_close(g);
+    engine_close(one);
 }
 
 /* The second request that leaves a path leaves an entry there; the third takes it up. */
@@ -446,6 +470,7 @@ int main(void) {
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_conversations), cmocka_unit_test(test_drafts),
                                         cmocka_unit_test(test_disk),          cmocka_unit_test(test_short_memory),
-                                        cmocka_unit_test(test_branches),      cmocka_unit_test(test_poison) };
+                                        cmocka_unit_test(test_branches),      cmocka_unit_test(test_short_passes),
+                                        cmocka_unit_test(test_poison) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
