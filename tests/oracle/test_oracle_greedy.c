@@ -108,8 +108,96 @@ static void test_depth_five(void **state) {
     all_cases(5, ISA_COUNT, NULL, 7);
 }
 
+/* ---- all of them at once, through the loop ---- */
+
+typedef struct served {
+    seen got;
+    gen_result result;
+    err fault;
+    int ended;
+} served;
+
+static bool on_served(void *ctx, int choice, int32_t id, double logprob, const int32_t *top, const double *values) {
+    (void)choice;
+    return on_token(&((served *)ctx)->got, id, logprob, top, values);
+}
+
+static void on_done(void *ctx, int choice, const gen_result *r, const err *e) {
+    (void)choice;
+    served *s = ctx;
+    s->result = *r;
+    s->fault = *e;
+    s->ended++;
+}
+
+/* The oracle's last round may be one that max_tokens or a stop cut; the loop does not draft behind max_tokens. So rounds are
+ * compared up to the last one, with what was left for that. */
+static void compare_counts(const served *s, const json *c) {
+    const json *trace = json_get(c, "rounds");
+    int64_t accepted = 0, depth_at[ENGINE_MAX_DRAFT] = { 0 }, accepted_at[ENGINE_MAX_DRAFT] = { 0 };
+    for (uint32_t i = 0; i + 1 < trace->n; i++) {
+        const int64_t n = number(json_get(&trace->u.items[i], "accepted"));
+        accepted += n;
+        for (int k = 0; k < 2; k++) depth_at[k]++, accepted_at[k] += k < n;
+    }
+    assert_in_range(s->result.rounds, (int64_t)trace->n - 1, trace->n);
+    for (int k = 0; k < 2; k++) {
+        assert_in_range(s->result.drafted_at[k], depth_at[k], depth_at[k] + 1);
+        assert_in_range(s->result.accepted_at[k], accepted_at[k], accepted_at[k] + 1);
+    }
+    assert_in_range(s->result.accepted, accepted, accepted + 2);
+}
+
+static void test_through_the_loop(void **state) {
+    (void)state;
+    err e = { 0 };
+    arena mem = { 0 };
+    const json *file;
+    loop *l;
+    OK(json_parse_file(&file, &mem, ORACLE "greedy.json", NULL, &e));
+    const json *cases = json_get(file, "cases");
+    const uint32_t step = is_short() ? 4 : 1;
+    engine *g = open_tiny((engine_options){ .ctx = 1024,
+                                            .kv = KV_CACHE_F32,
+                                            .slots = 5,
+                                            .chunk = 64,
+                                            .heads = { .mode = HEAD_FULL, .draft_rows = DRAFT_HEAD_FULL },
+                                            .ops = { .threads = 1, .isa = ISA_COUNT } });
+    OK(loop_open(&l, g, &(loop_options){ .depth = 2, .fixed_depth = true }, &e));
+    served *all = calloc(cases->n, sizeof *all);
+    for (uint32_t i = 0; i < cases->n; i += step) {
+        const json *prompt = json_get(&cases->u.items[i], "prompt_ids");
+        int32_t v[1024];
+        for (uint32_t k = 0; k < prompt->n; k++) v[k] = (int32_t)number(&prompt->u.items[k]);
+        const loop_request q = { .prompt = v,
+                                 .n_prompt = (int)prompt->n,
+                                 .max_tokens = (int)json_get(&cases->u.items[i], "output_ids")->n,
+                                 .depth = -1,
+                                 .stop_ids = g->config.stop_ids,
+                                 .n_stop_ids = g->config.stop_count,
+                                 .on_token = on_served,
+                                 .on_done = on_done,
+                                 .ctx = &all[i] };
+        OK(loop_submit(l, NULL, &q, &e));
+    }
+    while (loop_step(l)) continue;
+    loop_close(l);
+    for (uint32_t i = 0; i < cases->n; i += step) {
+        const json *want = json_get(&cases->u.items[i], "output_ids");
+        assert_int_equal(all[i].ended, 1);
+        assert_null(all[i].fault.id);
+        assert_int_equal(all[i].got.n, want->n);
+        for (int k = 0; k < all[i].got.n; k++) assert_int_equal(all[i].got.out[k], number(&want->u.items[k]));
+        compare_counts(&all[i], &cases->u.items[i]);
+    }
+    free(all);
+    engine_close(g);
+    arena_free(&mem);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_rounds), cmocka_unit_test(test_without_speculation),
-                                        cmocka_unit_test(test_depth_one), cmocka_unit_test(test_depth_five) };
+                                        cmocka_unit_test(test_depth_one), cmocka_unit_test(test_depth_five),
+                                        cmocka_unit_test(test_through_the_loop) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
