@@ -9,6 +9,8 @@ extern const chat_dialect api_responses, api_anthropic, api_anthropic_count;
 
 /* Fields of OpenAI's bodies that both of its endpoints have: stream, stream_options, n, max_tokens (or the name given). */
 bool api_read_common(chat *c, const json *body, fault *f);
+/* Types of what is accepted without effect in all of OpenAI's bodies. */
+bool api_check_indifferent(const json *body, fault *f);
 /* Known members that ask for what is not served: refused by name. `names` ends with NULL. */
 bool api_refuse(const json *body, const char *const *names, fault *f);
 /* Is `name` among the request's tools? */

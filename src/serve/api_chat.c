@@ -66,24 +66,32 @@ bool api_refuse(const json *body, const char *const *names, fault *f) {
     return true;
 }
 
+bool api_check_indifferent(const json *body, fault *f) {
+    static const char *const texts[] = { "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention" };
+    const json *options = NULL;
+    bool padded = false;
+    str unused;
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++)
+        if (!body_str(body, texts[i], &unused, f)) return false;
+    if (!body_object(body, "stream_options", &options, f)) return false;
+    if (options && !body_bool(options, "include_obfuscation", &padded, f))
+        return snprintf(f->param, sizeof f->param, "stream_options"), false;
+    return !padded || fault_field(f, "stream_options", "stream_options.include_obfuscation: nothing is padded here");
+}
+
 static bool read_stream_options(chat_request *r, const json *body, fault *f) {
     const json *v = NULL;
     if (!body_object(body, "stream_options", &v, f)) return false;
     if (!v) return true;
     if (!r->stream) return fault_field(f, "stream_options", "stream_options is allowed only with stream: true");
-    bool padded = false;
-    if (!body_bool(v, "include_usage", &r->include_usage, f) ||
-        !body_bool(v, "continuous_usage_stats", &r->continuous_usage, f) ||
-        !body_bool(v, "include_obfuscation", &padded, f)) {
-        snprintf(f->param, sizeof f->param, "stream_options");
-        return false;
-    }
-    return !padded || fault_field(f, "stream_options", "stream_options.include_obfuscation: nothing is padded here");
+    return (body_bool(v, "include_usage", &r->include_usage, f) &&
+            body_bool(v, "continuous_usage_stats", &r->continuous_usage, f)) ||
+           (snprintf(f->param, sizeof f->param, "stream_options"), false);
 }
 
 bool api_read_common(chat *c, const json *body, fault *f) {
     chat_request *r = &c->request;
-    return chat_check_model(c, body, f) && body_bool(body, "stream", &r->stream, f) &&
+    return chat_check_model(c, body, f) && api_check_indifferent(body, f) && body_bool(body, "stream", &r->stream, f) &&
            read_stream_options(r, body, f) && body_int(body, "n", 1, c->model->max_choices, &r->n, f) &&
            body_int(body, "max_tokens", 1, INT32_MAX, &r->max_tokens, f) &&
            body_int(body, "priority", -1000, 1000, &r->priority, f) &&
@@ -160,11 +168,6 @@ static bool read_indifferent(const json *body, fault *f) {
     str s = STR("auto");
     bool store = false;
     const json *v = NULL, *metadata = NULL;
-    static const char *const texts[] = { "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention" };
-    for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
-        str unused;
-        if (!body_str(body, texts[i], &unused, f)) return false;
-    }
     if (!body_array(body, "modalities", &v, f) || !body_bool(body, "store", &store, f) ||
         !body_object(body, "metadata", &metadata, f) || !body_str(body, "service_tier", &s, f))
         return false;

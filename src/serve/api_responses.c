@@ -79,12 +79,11 @@ static bool read_unstored(const json *body, fault *f) {
 
 static bool read_indifferent(const json *body, fault *f) {
     str truncation = STR("disabled"), tier = STR("auto");
-    const json *include = NULL, *metadata = NULL, *stream_options = NULL;
+    const json *include = NULL, *metadata = NULL;
     int top_logprobs = 0, calls = 0;
     if (!body_str(body, "truncation", &truncation, f) || !body_str(body, "service_tier", &tier, f) ||
         !body_array(body, "include", &include, f) || !body_object(body, "metadata", &metadata, f) ||
-        !body_object(body, "stream_options", &stream_options, f) ||
-        !body_int(body, "top_logprobs", 0, 0, &top_logprobs, f) ||
+        !api_check_indifferent(body, f) || !body_int(body, "top_logprobs", 0, 0, &top_logprobs, f) ||
         !body_int(body, "max_tool_calls", 1, INT32_MAX, &calls, f))
         return false;
     if (!str_is(truncation, "disabled"))

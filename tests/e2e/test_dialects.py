@@ -167,6 +167,12 @@ def test_response_errors(url, o):
     assert post(url, "/v1/responses", {"input": "x", "max_output_tokens": 1, "surprise": 1})[2]["X-Nibble-Ignored"] == "surprise"
 
 
+def test_response_types(url):
+    for param, value in [("user", 3), ("prompt_cache_key", []), ("stream_options", {"include_obfuscation": True}), ("metadata", "x"), ("max_tool_calls", 0)]:
+        status, raw, _ = post(url, "/v1/responses", {"input": QUESTION, "stream": True, param: value})
+        assert status == 400 and json.loads(raw)["error"]["param"] == param, raw
+
+
 def test_json_or_calls(o):
     """With text.format and tools the answer is one or the other; both are enforced."""
     tool = {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": WEATHER, "strict": False}

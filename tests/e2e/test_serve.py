@@ -325,7 +325,7 @@ def test_completions(server, nibble, tiny):
     two = server.post(TEXT, {**body, "n": 2, "seed": 1, "temperature": 1})["choices"]
     assert [c["index"] for c in two] == [0, 1]
     assert server.post(TEXT, {"prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n", "max_tokens": 8, "temperature": 0})["choices"][0]["text"]
-    for param, value in [("prompt", None), ("prompt", ""), ("prompt", []), ("prompt", ["a", "b"]), ("prompt", [1700]), ("prompt", {}), ("suffix", "x"), ("best_of", 3), ("logprobs", 21)]:
+    for param, value in [("prompt", None), ("prompt", ""), ("prompt", []), ("prompt", ["a", "b"]), ("prompt", [1700]), ("prompt", {}), ("suffix", "x"), ("user", 3), ("best_of", 3), ("logprobs", 21)]:
         refused(server.post(TEXT, {**body, param: value}, 400), param)
     refused(server.post(TEXT, {**body, "logprobs": 1, "echo": True}, 400), "logprobs")
 
