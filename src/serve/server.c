@@ -14,7 +14,7 @@
 #include "serve/sse.h"
 
 /* Ticks are counted, not seconds: when the whole process was stopped nobody missed a beat. */
-enum { STALL_SECONDS = 30, TICK_MICROS = 250000, SILENT_TICKS = 3, BOOT_TEST_TOKENS = 4 };
+enum { STALL_SECONDS = 30, STALL_ROWS = 256, TICK_MICROS = 250000, SILENT_TICKS = 3, BOOT_TEST_TOKENS = 4 };
 
 static const chat_dialect *const dialects[] = {
     &api_chat,       &api_completions, &api_render,    &api_tokenize,
@@ -201,7 +201,8 @@ bool server_engine_alive(server *s) {
         s->last_steps = t.steps;
         s->last_progress = now;
     }
-    return now - s->last_progress < STALL_SECONDS;
+    const int chunks = 1 + (s->g->chunk - 1) / STALL_ROWS; /* a step is as long as its rows are many */
+    return now - s->last_progress < STALL_SECONDS * (double)chunks;
 }
 
 static bool feel_pulse(server *s) {

@@ -461,7 +461,7 @@ def test_silence_and_deaf_clients(nibble, tiny):
     while b": keep-alive\n\n" not in got:
         got += waiting.recv(4096)
     assert got.count(b"data: ") == 1 and b'"role":"assistant"' in got
-    end = time.time() + 60
+    end = time.time() + 300
     while s.metric("nibble_requests_cancelled_total") < 1:
         assert time.time() < end
         time.sleep(0.05)
