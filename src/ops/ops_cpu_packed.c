@@ -44,7 +44,14 @@ static void finish(float *y, const float *s, int n, const linear_quant *q, const
     const float factor = q->act == LINEAR_ACT_FLOAT  ? q->scale_2
                          : q->act == LINEAR_ACT_INT8 ? q->scale_2 * a->factor * 0.5f
                                                      : q->scale_2 * q->input_scale * 0.25f;
-    for (int i = 0; i < n; i++) y[i] = a->bad ? NAN : s[i] * unit * factor;
+    int i = 0;
+    for (; i + NV_ROWS <= n; i += NV_ROWS) { /* a fixed count and a copy, since y may be s: this becomes vectors */
+        float t[NV_ROWS];
+        for (int l = 0; l < NV_ROWS; l++) t[l] = s[i + l] * unit * factor;
+        memcpy(y + i, t, sizeof t);
+    }
+    for (; i < n; i++) y[i] = s[i] * unit * factor;
+    for (i = 0; i < n && a->bad; i++) y[i] = NAN;
 }
 
 /* ---- y = x W^T ---- */
@@ -255,15 +262,16 @@ void packed_quantize_down(const moe_job *j, int begin, int end) {
 static void gated(const moe_job *j, const group *g, float *sum, int pair, int M, int c0, int cols, const nv_act *ga,
                   const nv_act *ua) {
     const experts *ex = j->ex;
+    enum { PIECE = 16 * NV_ROWS };
     const int width = nv_panels(cols) * 2 * NV_ROWS;
+    float up[PIECE];
     for (int i = 0; i < M; i++, sum += width) {
         float *h = j->h + (int64_t)(pair + i) * ex->inter + c0;
         for (int c = 0; c < cols; c += NV_ROWS) {
-            const int w = (int)min_i64(NV_ROWS, cols - c);
-            float up[NV_ROWS];
+            const int w = (int)min_i64(NV_ROWS, cols - c), at = c % PIECE;
             finish(h + c, sum + c * 2, w, &ex->gate_q[g->expert], &ga[i]);
-            finish(up, sum + c * 2 + NV_ROWS, w, &ex->up_q[g->expert], &ua[i]);
-            j->c->k.silu_mul(h + c, h + c, up, w);
+            finish(up + at, sum + c * 2 + NV_ROWS, w, &ex->up_q[g->expert], &ua[i]);
+            if (c + w == cols || at + w == PIECE) j->c->k.silu_mul(h + c - at, h + c - at, up, at + w);
         }
         if (j->hidden_out)
             memcpy(j->hidden_out + (int64_t)j->pair[pair + i] * ex->inter + c0, h, (size_t)cols * sizeof *h);
