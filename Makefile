@@ -77,12 +77,13 @@ VFLAGS   := -DNIBBLE_VERSION='"$(VERSION)"' -DNIBBLE_COMMIT='"$(COMMIT)"' -DNIBB
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c
 ISA_amx    := $(ISA_avx512) -mavx512vbmi -mavx512vbmi2 -mamx-tile -mamx-int8
+ISA_dotprod := -march=armv8.2-a+dotprod
 isa_of      = $(lastword $(subst _, ,$(basename $(notdir $(1)))))
 
 # ---- sources -----------------------------------------------------------------------------------------------------------
 SRC := $(sort $(wildcard src/*/*.c))
 ifeq ($(ARCH),x86_64)
-  SRC := $(filter-out %_neon.c,$(SRC))
+  SRC := $(filter-out %_neon.c %_dotprod.c,$(SRC))
   # The reference kernels once more with hardware FMA: the same bits (fmaf is exact), tests run faster.
   FMA := $(patsubst %.c,$(B)/%_fma.o,$(wildcard src/kern/*_ref.c))
 else
@@ -212,7 +213,7 @@ clean: ## remove all build output
 # For editors and clang-tidy.
 compile_commands.json: ## the compiler call of every source file, for editors
 	@{ sep='['; for f in $(SRC) src/main.c $(patsubst $(B)/%,%.c,$(TESTS) $(FUZZ)); do \
-	  isa=$${f%.c}; case $${isa##*_} in avx2) isa='$(ISA_avx2)';; avx512) isa='$(ISA_avx512)';; amx) isa='$(ISA_amx)';; *) isa=;; esac; \
+	  isa=$${f%.c}; case $${isa##*_} in avx2) isa='$(ISA_avx2)';; avx512) isa='$(ISA_avx512)';; amx) isa='$(ISA_amx)';; dotprod) isa='$(ISA_dotprod)';; *) isa=;; esac; \
 	  printf '%s\n {"directory": "%s", "file": "%s", "command": "%s"}' "$$sep" '$(CURDIR)' "$$f" \
 	    '$(subst ",\\\",$(subst ','\'',$(CC) $(CPPFLAGS) $(VFLAGS) -Itests $(CFLAGS)))'" $$isa -c $$f"; sep=','; done; echo; echo ']'; } > $@
 

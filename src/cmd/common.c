@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "cmd/cmd.h"
 
-static const char *const isa_choices[] = { "best", "ref", "avx2", "avx512", "amx", "neon", NULL };
+static const char *const isa_choices[] = { "best", "ref", "avx2", "avx512", "amx", "neon", "dotprod", NULL };
 static const char *const device_choices[] = { "cpu", "ref", "cuda", NULL };
 const char *const cmd_kv_choices[] = { "auto", "f32", "bf16", "fp8", NULL };
 const char *const cmd_head_choices[] = { "auto", "full", "screened", NULL };

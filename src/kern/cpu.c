@@ -73,10 +73,13 @@ static void find_name(void) {
 }
 
 #elif defined(__aarch64__)
+#include <sys/auxv.h>
 
 bool kern_cpu_has_fma(void) { return true; }
-/* Advanced SIMD is part of the base architecture. */
-bool kern_isa_supported(kern_isa isa) { return isa == ISA_REF || isa == ISA_NEON; }
+/* Advanced SIMD is part of the base architecture, sdot is not. */
+bool kern_isa_supported(kern_isa isa) {
+    return isa == ISA_REF || isa == ISA_NEON || (isa == ISA_DOTPROD && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP));
+}
 
 /* Names of the implementer/part numbers of cores that this program is likely to meet. */
 static const struct {

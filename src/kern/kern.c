@@ -4,7 +4,7 @@
 
 #include "kern/kern_isa.h"
 
-static const char *const names[ISA_COUNT] = { "ref", "avx2", "avx512", "amx", "neon" };
+static const char *const names[ISA_COUNT] = { "ref", "avx2", "avx512", "amx", "neon", "dotprod" };
 
 const char *kern_isa_name(kern_isa isa) { return isa >= 0 && isa < ISA_COUNT ? names[isa] : "?"; }
 
@@ -36,7 +36,7 @@ static void init_ref(kern *k) {
 void kern_init(kern *k, kern_isa cap) {
     init_ref(k);
 #if defined(__x86_64__)
-    if (cap == ISA_NEON) return;
+    if (cap == ISA_NEON || cap == ISA_DOTPROD) return;
     if (cap >= ISA_AVX2 && kern_isa_supported(ISA_AVX2)) kern_init_avx2(k);
     /* No AMX kernel exists yet: a cap of amx is avx512 and says so in k->isa. */
     if (cap >= ISA_AVX512 && kern_isa_supported(ISA_AVX512)) kern_init_avx512(k);

@@ -9,7 +9,7 @@
 
 #include "base/base.h"
 
-typedef enum kern_isa { ISA_REF, ISA_AVX2, ISA_AVX512, ISA_AMX, ISA_NEON, ISA_COUNT } kern_isa;
+typedef enum kern_isa { ISA_REF, ISA_AVX2, ISA_AVX512, ISA_AMX, ISA_NEON, ISA_DOTPROD, ISA_COUNT } kern_isa;
 
 enum {
     KERN_BLOCK = 256,  /* elements per maximum of block_max */
@@ -91,7 +91,7 @@ typedef struct kern {
 void kern_init(kern *k, kern_isa cap);
 bool kern_isa_supported(kern_isa isa); /* by this CPU and OS */
 const char *kern_isa_name(kern_isa isa);
-bool kern_isa_parse(kern_isa *out, const char *name); /* "ref" "avx2" "avx512" "amx" "neon" */
+bool kern_isa_parse(kern_isa *out, const char *name); /* "ref" "avx2" "avx512" "amx" "neon" "dotprod" */
 /* Human CPU model name ("Intel Xeon ..."), static storage. */
 const char *kern_cpu_name(void);
 

@@ -27,12 +27,13 @@ void nv_act_clear_tail(nv_act *a, int K) {
 void nv_kern_init(nv_kern *k, kern_isa cap) {
     nv_init_ref(k);
 #if defined(__x86_64__)
-    if (cap == ISA_NEON) return;
+    if (cap == ISA_NEON || cap == ISA_DOTPROD) return;
     if (cap >= ISA_AVX2 && kern_isa_supported(ISA_AVX2)) nv_init_avx2(k);
     if (cap >= ISA_AVX512 && kern_isa_supported(ISA_AVX512)) nv_init_avx512(k);
     if (cap >= ISA_AMX && kern_isa_supported(ISA_AMX)) nv_init_amx(k);
 #elif defined(__aarch64__)
-    if ((cap == ISA_NEON || cap == ISA_COUNT) && kern_isa_supported(ISA_NEON)) nv_init_neon(k);
+    if (cap >= ISA_NEON && kern_isa_supported(ISA_NEON)) nv_init_neon(k);
+    if (cap >= ISA_DOTPROD && kern_isa_supported(ISA_DOTPROD)) nv_init_dotprod(k);
 #else
     (void)cap;
 #endif

@@ -84,5 +84,6 @@ void nv_init_avx2(nv_kern *k);
 void nv_init_avx512(nv_kern *k);
 void nv_init_amx(nv_kern *k); /* AVX-512 and gemm */
 void nv_init_neon(nv_kern *k);
+void nv_init_dotprod(nv_kern *k); /* NEON and sdot */
 
 #endif

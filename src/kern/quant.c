@@ -5,11 +5,11 @@
 void quant_kern_init(quant_kern *k, kern_isa cap) {
     quant_init_ref(k);
 #if defined(__x86_64__)
-    if (cap == ISA_NEON) return;
+    if (cap == ISA_NEON || cap == ISA_DOTPROD) return;
     if (cap >= ISA_AVX2 && kern_isa_supported(ISA_AVX2)) quant_init_avx2(k);
     if (cap >= ISA_AVX512 && kern_isa_supported(ISA_AVX512)) quant_init_avx512(k);
 #elif defined(__aarch64__)
-    if ((cap == ISA_NEON || cap == ISA_COUNT) && kern_isa_supported(ISA_NEON)) quant_init_neon(k);
+    if (cap >= ISA_NEON && kern_isa_supported(ISA_NEON)) quant_init_neon(k);
 #else
     (void)cap;
 #endif

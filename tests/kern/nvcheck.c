@@ -344,7 +344,7 @@ static void gemm_long(void **state) {
 int main(void) {
     if (getenv("SEED")) seed = strtoull(getenv("SEED"), NULL, 0);
     printf("seed %llu, levels:", (unsigned long long)seed);
-    static const kern_isa order[] = { ISA_REF, ISA_AVX2, ISA_AVX512, ISA_AMX, ISA_NEON };
+    static const kern_isa order[] = { ISA_REF, ISA_AVX2, ISA_AVX512, ISA_AMX, ISA_NEON, ISA_DOTPROD };
     for (size_t i = 0; i < ARRAY_LEN(order); i++) {
         nv_kern k;
         if (order[i] != ISA_REF && !kern_isa_supported(order[i])) continue;

@@ -20,7 +20,7 @@ ADAPTERS = {
     r"mpi\.h": r"quant/dist_mpi\.c",
     r"cuda.*|nccl.*": r"ops/cuda/.*",
     r"immintrin\.h|x86intrin\.h|[a-z]mmintrin\.h": r".*_(avx2|avx512|amx)\.[ch]",
-    r"arm_neon\.h": r".*_neon\.[ch]",
+    r"arm_neon\.h": r".*_(neon|dotprod)\.[ch]",
     r"cpuid\.h|sys/auxv\.h": r"(base|kern)/cpu\.c",
     r"pthread\.h|threads\.h|sched\.h": r"(base|engine|quant|serve)/.*",
 }
