@@ -13,7 +13,9 @@ enum { MATES = 4, CTX = 192 };
 static uint64_t seed;
 
 typedef enum place { KEYS, VALUES, GDN, CONV, DRAFT_KEYS, KEPT, PLACES } place;
-static const char *const place_names[PLACES] = { "keys", "values", "GDN state", "conv window", "draft keys", "kept rows" };
+static const char *const place_names[PLACES] = {
+    "keys", "values", "GDN state", "conv window", "draft keys", "kept rows"
+};
 
 static engine *open_engine(int slots, kv_mode kv) {
     engine *g = open_tiny((engine_options){ .ctx = 64, .kv = kv, .no_text = true, .ops = { .isa = ISA_COUNT } });
@@ -130,7 +132,8 @@ static void each_place(kv_mode kv) {
         } while (i == 1 && (all[i].choices > 1 || all[i].alone[0].n < 16 || all[i].n_prompt < 66));
     for (int p = 0; p < PLACES; p++) {
         if (p < DRAFT_KEYS) one_place(all, &w, (place)p, kv, 0);
-        if (p != CONV) one_place(all, &w, (place)p, kv, 2); /* three accepted rows would replace the whole window unread */
+        if (p != CONV)
+            one_place(all, &w, (place)p, kv, 2); /* three accepted rows would replace the whole window unread */
     }
     for (int i = 0; i < MATES; i++) job_free(&all[i]);
     jobs_close(&w);
@@ -214,7 +217,7 @@ int main(void) {
     log_set_sink(quiet, NULL); /* FP8 without scales */
     const char *s = getenv("SEED");
     seed = s ? strtoull(s, NULL, 0) : 20261202;
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_bf16), cmocka_unit_test(test_fp8),
-                                        cmocka_unit_test(test_logits) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_bf16),
+                                        cmocka_unit_test(test_fp8), cmocka_unit_test(test_logits) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
