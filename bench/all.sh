@@ -7,6 +7,7 @@
 # MODEL    NVFP4 export of the wide4 shape; without one the parts that need it are left out
 # LLAMA    llama-bench, with PEERS="NAME=FILE.gguf ...": rows of llama.cpp beside ours
 # LAYERS   of the full shape: as many as the memory holds (32)
+# LIMIT    seconds for all of it (1200); a part that would begin later is named and left out
 # ONLY     words; only parts whose name has one of them
 set -uo pipefail
 quick=0
@@ -16,6 +17,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 build=${BUILD:-$here/../build/x86_64-gcc}
 nibble=$build/nibble
 model=${MODEL:-}
+limit=${LIMIT:-1200}
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 report=$out/report.md
 
@@ -54,9 +56,12 @@ wanted() {
 
 # part NAME KIND COMMAND...: KIND csv: the command writes CSV to $csv; md: its output is Markdown; text: fenced.
 part() {
-	local name=$1 kind=$2 slug t0 rc
+	local name=$1 kind=$2 slug t0 rc left
 	shift 2
 	wanted "$name" || return 0
+	left=$((limit - ($(date +%s) - began)))
+	[ $left -gt 5 ] || { say "" && say "## $name" && say "" && say "left out: no time"; return 0; }
+	[ $left -lt 300 ] || left=300
 	slug=$(printf '%s' "$name" | tr -cs 'a-z0-9' -)
 	slug=${slug%-}
 	printf '%s %s\n' "$(date +%T)" "$name" >&2
@@ -65,8 +70,8 @@ part() {
 	say ""
 	t0=$(date +%s)
 	case $kind in
-	csv) timeout 600 "$@" --csv "$out/$slug.csv" --svg "$out/$slug.svg" > "$out/$slug.txt" 2> "$out/$slug.err" ;;
-	*) timeout 600 "$@" > "$out/$slug.txt" 2> "$out/$slug.err" ;;
+	csv) timeout $left "$@" --csv "$out/$slug.csv" --svg "$out/$slug.svg" > "$out/$slug.txt" 2> "$out/$slug.err" ;;
+	*) timeout $left "$@" > "$out/$slug.txt" 2> "$out/$slug.err" ;;
 	esac
 	rc=$?
 	if [ $rc -ne 0 ]; then
@@ -101,12 +106,6 @@ d="$nibble bench decode --repeat $repeat -n $tokens"
 	[ -n "$model" ] && part "decode: drafts as the model verifies them" csv $d "$model" --frontier 0 --depth 0,1,2,3
 	part "decode: drafts, full shape" csv $d --synthetic $full --frontier 0 --depth 0,1,2,3 --accept 0.86
 	part "batch: no drafts" csv $d --synthetic $wide --batch $batches --depth 0
-	for accept in 0.86 0.3 0; do
-		part "batch: adaptive drafts, acceptance $accept" csv $d -n $((tokens / 2)) --synthetic $wide --batch ${batches%%,*},${batches##*,} \
-			--depth 0,2 --adaptive --accept $accept
-	done
-	part "batch: adaptive drafts in between, acceptance 0.6" csv $d -n $((tokens / 2)) --synthetic $wide \
-		--batch $middle --depth 0,2 --adaptive --accept 0.6
 	part "batch: full shape" csv $d --synthetic $full --batch $two --depth 0,2 --adaptive --accept 0.86
 	part "prompt" csv "$nibble" bench prefill --synthetic $wide --prompt $prompts --repeat $repeat
 	if [ -n "$model" ]; then
@@ -114,6 +113,12 @@ d="$nibble bench decode --repeat $repeat -n $tokens"
 		part "load: cold page cache" md "$build/bench/bench_load" --rounds $model_rounds --cold "$model"
 		part "prefix cache" md "$build/bench/bench_prefix" --rounds $model_rounds --prompt $long "$model"
 	fi
+	for accept in 0.86 0.3 0; do
+		part "batch: adaptive drafts, acceptance $accept" csv $d -n $((tokens / 2)) --synthetic $wide --batch ${batches%%,*},${batches##*,} \
+			--depth 0,2 --adaptive --accept $accept
+	done
+	part "batch: adaptive drafts in between, acceptance 0.6" csv $d -n $((tokens / 2)) --synthetic $wide \
+		--batch $middle --depth 0,2 --adaptive --accept 0.6
 	part "kernels" csv "$nibble" bench kernels --synthetic $wide --repeat $repeat --ms $ms
 	part "kernels: programs, all levels of the CPU" text "$build/bench/bench_kernels" --ms $level_ms
 	part "kernels: packed matrices" text "$build/bench/bench_nv" --runs $runs

@@ -85,7 +85,8 @@ static bool one_length(const setup *with, const setup *without, int n, int round
     bool ok = true;
     for (int i = -1; i < rounds && ok; i++) {
         const int at = i < 0 ? 0 : i;
-        for (int k = 0; k < n + MORE; k++) ids[k] = (int32_t)((k * 2654435761u + (unsigned)(i + 2) * 40503u) % vocab);
+        for (int k = 0; k < n + MORE; k++)
+            ids[k] = (int32_t)((k * 2654435761u + (unsigned)(i + 2) * 40503u + (unsigned)n * 977u) % vocab);
         ok = ask(with, ids, n, &cold[at], &whole[at], e) && ask(without, ids, n, &plain[at], &plain_whole[at], e) &&
              ask(with, ids, n, &hit[at], &unused, e) && ask(with, ids, n + MORE, &more[at], &unused, e);
     }
