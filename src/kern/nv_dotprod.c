@@ -16,8 +16,8 @@ INLINE int32x4_t scale_ints(const uint8_t *s) {
 }
 
 /* Block b of the group at w, whose columns start at `at`: exact 64-bit sums of 4 x 4 output rows and M inputs. */
-INLINE void block(int64x2_t (*low)[QUARTERS], int64x2_t (*high)[QUARTERS], const uint8_t *w, int b, const nv_act *a, int at,
-                  const int M) {
+INLINE void block(int64x2_t (*low)[QUARTERS], int64x2_t (*high)[QUARTERS], const uint8_t *w, int b, const nv_act *a,
+                  int at, const int M) {
     static const int8_t twice[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
     const int8x16_t table = vld1q_s8(twice);
     const uint8x16_t nibble = vdupq_n_u8(15);
@@ -41,8 +41,8 @@ INLINE void block(int64x2_t (*low)[QUARTERS], int64x2_t (*high)[QUARTERS], const
 
 INLINE void panel_rows(float *y, int64_t ldy, const uint8_t *w, int Kp, const nv_act *a, const int M) {
     int64x2_t low[MB][QUARTERS], high[MB][QUARTERS];
-    UNROLL for (int i = 0; i < M * QUARTERS; i++)
-        low[i / QUARTERS][i % QUARTERS] = high[i / QUARTERS][i % QUARTERS] = vdupq_n_s64(0);
+    UNROLL for (int i = 0; i < M * QUARTERS; i++) low[i / QUARTERS][i % QUARTERS] = high[i / QUARTERS][i % QUARTERS] =
+        vdupq_n_s64(0);
     for (int k = 0; k < Kp; k += NV_COLS, w += NV_GROUP_BYTES) {
         UNROLL for (int i = 0; i < 9; i++)
             __builtin_prefetch((const void *)((uintptr_t)w + AHEAD_BYTES + (uintptr_t)i * 64));
