@@ -133,8 +133,8 @@ static char *folder, *nvfp4;
 
 static void test_bf16(void **state) {
     (void)state;
-    one_engine(TINY, (engine_options){ .ops = { .threads = 1 } }, 0);
-    one_engine(TINY, (engine_options){ .ops = { .threads = 2 } }, 2);
+    if (!is_short()) one_engine(TINY, (engine_options){ .ops = { .threads = 1 } }, 0);
+    if (!is_short()) one_engine(TINY, (engine_options){ .ops = { .threads = 2 } }, 2);
     one_engine(TINY, (engine_options){ .heads = { .mode = HEAD_SCREENED, .draft_rows = 600 }, .ops = { .threads = 2 } },
                3);
 }
@@ -142,7 +142,7 @@ static void test_bf16(void **state) {
 static void test_nvfp4(void **state) {
     (void)state;
     static const act_mode acts[] = { ACT_FP4, ACT_INT8, ACT_BF16 };
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < (is_short() ? 1 : 3); i++)
         one_engine(nvfp4,
                    (engine_options){
                        .act = acts[i], .heads = { .mode = HEAD_SCREENED, .draft_rows = 600 }, .ops = { .threads = 2 } },

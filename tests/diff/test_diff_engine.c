@@ -73,7 +73,7 @@ static float *hidden_of(engine *g, const int32_t *prompt, int n) {
 static void test_hidden_bits(void **state) {
     (void)state;
     enum { MOST = 150 };
-    const int N = is_short() ? 44 : MOST;
+    const int N = is_short() ? 20 : MOST;
     int32_t prompt[MOST];
     random_prompt(prompt, N, 1);
     engine *base = open_with(1, ISA_COUNT, NULL, 256, 2, KV_CACHE_F32);
@@ -109,7 +109,7 @@ static void test_hidden_bits(void **state) {
 static void test_speculation_is_invisible(void **state) {
     (void)state;
     const uint32_t prompts = is_short() ? 1 : 2;
-    const int tokens = is_short() ? 16 : 44;
+    const int tokens = is_short() ? 10 : 44;
     for (int kv = 0; kv < 2; kv++) {
         engine *g = open_with(2, ISA_COUNT, NULL, 0, 1, kv ? KV_CACHE_BF16 : KV_CACHE_F32);
         for (uint32_t p = 0; p < prompts; p++) {
@@ -143,7 +143,7 @@ static void test_heads_are_invisible(void **state) {
         engine *g = open_tiny(opt);
         assert_non_null(g->n.heads.top);
         assert_int_equal(g->n.heads.draft_rows, 500 + DRAFT_HEAD_LAST);
-        const int tokens = devices[d] || is_short() ? 10 : 50;
+        const int tokens = is_short() ? 6 : devices[d] ? 10 : 50;
         for (uint32_t p = 0; p < (devices[d] || is_short() ? 1u : 3u); p++) {
             int32_t prompt[30];
             random_prompt(prompt, 30, 50 + p);

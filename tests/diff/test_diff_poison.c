@@ -129,8 +129,9 @@ static void each_place(kv_mode kv) {
         do {
             job_free(&all[i]);
             OK(job_make(&all[i], 0, &w, one, &r, &e));
-        } while (i == 1 && (all[i].choices > 1 || all[i].alone[0].n < 16 || all[i].n_prompt < 66));
+        } while (i == 1 && (all[i].choices > 1 || all[i].alone[0].n < 16 || (all[i].n_prompt < 66 && !is_short())));
     for (int p = 0; p < PLACES; p++) {
+        if (is_short() && p != GDN && p != KEPT) continue;
         if (p < DRAFT_KEYS) one_place(all, &w, (place)p, kv, 0);
         if (p != CONV)
             one_place(all, &w, (place)p, kv, 2); /* three accepted rows would replace the whole window unread */
