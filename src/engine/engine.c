@@ -64,7 +64,7 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
         log_say("W-KV-NO-SCALES", "%s: --kv fp8, but the checkpoint declares no FP8 cache: every scale is 1.0",
                 g->files.dir);
     g->act = opt->act;
-    g->chunk = opt->chunk > 0 ? opt->chunk : DEFAULT_CHUNK;
+    g->chunk = opt->chunk > 0 ? opt->chunk : g->o->prompt_rows > 0 ? g->o->prompt_rows : DEFAULT_CHUNK;
     /* A pass of many sequences: a row of each besides a chunk of a prompt; the head, which is read once per call, takes a
      * few verified rows of each. */
     const int rows = (g->chunk > OPS_MAX_PENDING + 1 ? g->chunk : OPS_MAX_PENDING + 1) + (slots > 1 ? slots : 0);

@@ -23,7 +23,7 @@ typedef struct engine_options {
     ops_options ops;
     int ctx;      /* positions per sequence; 0 = min(the model's limit, 32768) */
     int slots;    /* sequences; 0 = 1 */
-    int chunk;    /* prompt rows per pass; 0 = 512 */
+    int chunk;    /* prompt rows per pass; 0 = 512, or what the device wishes */
     kv_mode kv;   /* KV cache */
     act_mode act; /* inputs of quantized Linears */
     heads_options heads;

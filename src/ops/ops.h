@@ -144,6 +144,7 @@ struct ops {
     const char *device; /* "ref", "cpu" ... */
     const char *isa;
     int threads;
+    int prompt_rows; /* rows of a prompt that a pass should have; 0: no wish */
     void *self;
     /* Calls of moe so far and the different experts that their batches needed; 0 where a backend does not count. */
     int64_t moe_calls, moe_experts;

@@ -690,6 +690,7 @@ static void cuda_close(ops *o) {
 static const ops CUDA = {
     .device = "cuda",
     .threads = 1,
+    .prompt_rows = 1024,
     .mem_new = cuda_mem_new,
     .mem_free = cuda_mem_free,
     .upload = cuda_upload,
@@ -769,6 +770,8 @@ bool ops_cuda_open(ops **out, err *e) {
     ops *o = xmalloc(sizeof *o);
     *o = CUDA;
     o->isa = c->isa;
+    const char *chunk = getenv("NIBBLE_CUDA_CHUNK");
+    if (chunk) o->prompt_rows = atoi(chunk);
     o->self = c;
     *out = o;
     return true;

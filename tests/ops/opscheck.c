@@ -168,7 +168,7 @@ static void check_quant_linear(void) {
     linear_act act = acts[draw(fp8 ? 1 : 3)];
     if (fp8 && draw(2)) act = LINEAR_ACT_FP8;
     const bool wide = draw(4) == 0; /* shapes that backends have kernels of their own for */
-    const int N = between(1, 70), K = wide ? 512 << draw(4) : 16 * between(1, 12),
+    const int N = between(1, draw(4) ? 70 : 300), K = wide ? 512 << draw(4) : (draw(2) ? 16 : 64) * between(1, 12),
               M = wide || draw(4) ? between(1, 9) : between(8, 290);
     void *data;
     dtype t;
@@ -241,7 +241,9 @@ static int make_spans(ops_span *s, int *n, int *pending, const int *pos) {
         ops_span *x = &s[(*n)++];
         *x = (ops_span){ .slot = slot,
                          .row0 = rows,
-                         .rows = tentative ? between(1, OPS_MAX_PENDING) : between(1, 11),
+                         .rows = tentative      ? between(1, OPS_MAX_PENDING)
+                                 : draw(8) == 0 ? between(30, 75)
+                                                : between(1, 11),
                          .pos0 = pos[slot],
                          .commit = pending[slot] ? between(0, pending[slot]) : 0,
                          .tentative = tentative };
@@ -322,8 +324,9 @@ static void check_gdn(void) {
 
 static void check_attention(void) {
     static const dtype types[] = { DT_F32, DT_BF16, DT_F8_E4M3 };
-    const int kvh = between(1, 3), group = between(1, 5), heads = kvh * group, dim = 2 * between(1, 40),
-              half = between(0, dim / 2);
+    const bool wide = draw(6) == 0; /* a shape that backends have kernels of their own for */
+    const int kvh = between(1, 3), group = wide ? 8 : between(1, 5), heads = kvh * group,
+              dim = wide ? 256 : 2 * between(1, 40), half = between(0, dim / 2);
     const bool gated = draw(2) == 0;
     const int capacity = between(70, 300), qrow = heads * dim * (gated ? 2 : 1), kvrow = kvh * dim;
     ops_span spans[SLOTS];
@@ -399,14 +402,15 @@ static void check_attention(void) {
 static void check_moe(void) {
     const bool quant = draw(2) == 0, wide = quant && draw(8) == 0;
     const bool crowd = quant && !wide && draw(6) == 0; /* many rows of few experts */
+    const int unit = draw(2) ? 16 : 64;
     const int count = wide ? 9 : between(2, crowd ? 3 : 24), k = wide ? 8 : between(1, count < 6 ? count : 6),
               inter = wide    ? 512
                       : crowd ? 16 * between(4, 20)
-                      : quant ? 16 * between(1, 4)
+                      : quant ? unit * between(1, 4)
                               : between(1, 40),
               hidden = wide    ? 1024 << draw(2)
                        : crowd ? 16 * between(4, 36)
-                       : quant ? 16 * between(1, 6)
+                       : quant ? unit * between(1, 6)
                                : between(1, 90),
               rows = between(1, wide    ? 2
                                 : crowd ? 320

@@ -185,6 +185,165 @@ template <typename T, int PER> static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* ---- many rows: a block has four rows and the eight heads of a KV head, so that a tile is read and widened for all of them ---- */
+
+enum { MANY_DIM = 256, MANY_ROWS = 4, MANY_HEADS = 8, MANY_Q = MANY_ROWS * MANY_HEADS, P_LD = TILE + 4, EACH = 4 };
+
+template <typename T>
+static __device__ __forceinline__ void widen_tile(float *to, const T *from, int64_t ld, int n) {
+    const int d = (int)threadIdx.x;
+#pragma unroll 8
+    for (int j = 0; j < n; j++) to[j * MANY_DIM + d] = load_elem(from + d, j * ld);
+}
+
+/* tree32 of 32 values at once: lane l ends with that of v[l]. */
+static __device__ __forceinline__ float tree_many(float *v) {
+#pragma unroll
+    for (int s = 0; s < 5; s++) {
+        const int h = 16 >> s;
+        const bool upper = threadIdx.x & h;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            if (i >= h) continue;
+            const float keep = upper ? v[i + h] : v[i], send = upper ? v[i] : v[i + h];
+            v[i] = keep + __shfl_xor_sync(0xffffffffu, send, h);
+        }
+    }
+    return v[0];
+}
+
+/* One warp: scores of its four queries (heads side by side) against n positions of a tile -> p [EACH][P_LD]. */
+static __device__ __forceinline__ void scores_many(float *p, const float *q, const float *k, int n, float scale) {
+    const int lane = threadIdx.x % 32;
+    float own[EACH][MANY_DIM / 32];
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int c = 0; c < MANY_DIM / 32; c++) own[i][c] = q[i * MANY_DIM + c * 32 + lane];
+    for (int first = 0; first < n; first += 32 / EACH) {
+        float s[32] = {};
+#pragma unroll
+        for (int j = 0; j < 32 / EACH; j++)
+#pragma unroll
+            for (int c = 0; c < MANY_DIM / 32; c++) {
+                const float e = k[(first + j) * MANY_DIM + c * 32 + lane];
+#pragma unroll
+                for (int i = 0; i < EACH; i++) s[j * EACH + i] = fmaf(own[i][c], e, s[j * EACH + i]);
+            }
+        const float v = tree_many(s) * scale;
+        if (first + lane / EACH < n) p[lane % EACH * P_LD + first + lane / EACH] = v;
+    }
+}
+
+/* What tile_scores makes of scores, by one warp. */
+static __device__ __forceinline__ tile_out soften(float *p, int n) {
+    const int lane = threadIdx.x % 32;
+    const float a = lane < n ? p[lane] : -INFINITY, b = lane + 32 < n ? p[lane + 32] : -INFINITY;
+    const bool nan = __any_sync(0xffffffffu, isnan(a) || isnan(b));
+    float m = b > a ? b : a;
+#pragma unroll
+    for (int half = 16; half >= 1; half /= 2) {
+        const float o = __shfl_xor_sync(0xffffffffu, m, half);
+        m = o > m ? o : m;
+    }
+    m = nan ? quiet_nan() : m + 0.0f;
+    float l = 0;
+    if (lane < n) l = l + (p[lane] = num_exp_inline(a - m));
+    if (lane + 32 < n) l = l + (p[lane + 32] = num_exp_inline(b - m));
+    const tile_out t = { m, tree32(l) };
+    return t;
+}
+
+static __device__ __forceinline__ int in_tile(int last, int pos) {
+    const int n = last + 1 - pos;
+    return n < 0 ? 0 : n < TILE ? n : TILE;
+}
+
+template <typename T> static __global__ void __launch_bounds__(THREADS, 2) attn_many_kernel(attn_args a) {
+    extern __shared__ __align__(16) float mem[];
+    __shared__ float fa[MANY_Q], fb[MANY_Q], total[MANY_Q];
+    __shared__ gpu_row rows[MANY_ROWS];
+    float *kv = mem, *p = mem + TILE * MANY_DIM;
+    wait_for_inputs();
+    const int kvh = (int)blockIdx.x, row0 = (int)blockIdx.y * MANY_ROWS, warp = threadIdx.x / 32, d = threadIdx.x;
+    const int own = warp / 2; /* a warp's row; its four heads follow */
+    const int64_t ld = (int64_t)a.kv.kv_heads * MANY_DIM;
+    const gpu_row none = { -1, 0 };
+    if (d < MANY_ROWS) rows[d] = row0 + d < a.s.rows ? a.s.of_row[row0 + d] : none;
+    __syncthreads();
+    const float *q = a.q + ((int64_t)(row0 + own) * a.heads + kvh * MANY_HEADS + warp % 2 * EACH) * MANY_DIM;
+    float y[MANY_ROWS][MANY_HEADS] = {}, M[EACH], L[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) M[i] = -INFINITY, L[i] = 0;
+    for (int first = 0, end; first < MANY_ROWS; first = end) { /* rows of one sequence have one page table */
+        const int slot = rows[first].slot;
+        int last = rows[first].pos;
+        for (end = first + 1; end < MANY_ROWS && rows[end].slot == slot; end++)
+            last = rows[end].pos > last ? rows[end].pos : last;
+        if (slot < 0) continue;
+        for (int pos = 0; pos <= last; pos += TILE) {
+            const int64_t from = kv_at(a.kv, slot, pos, kvh);
+            __syncthreads();
+            widen_tile(kv, (const T *)a.kv.k + from, ld, in_tile(last, pos));
+            __syncthreads();
+            const int n = own >= first && own < end ? in_tile(rows[own].pos, pos) : 0;
+            if (n > 0) {
+                scores_many(p + warp * EACH * P_LD, q, kv, n, a.scale);
+                __syncwarp();
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    const tile_out t = soften(p + (warp * EACH + i) * P_LD, n);
+                    float x, z;
+                    merge_scalars(&M[i], &L[i], &x, &z, t.max, t.sum);
+                    if (d % 32 == 0) fa[warp * EACH + i] = x, fb[warp * EACH + i] = z;
+                }
+            }
+            __syncthreads();
+            widen_tile(kv, (const T *)a.kv.v + from, ld, in_tile(last, pos));
+            __syncthreads();
+#pragma unroll
+            for (int r = 0; r < MANY_ROWS; r++) {
+                const int m = r >= first && r < end ? in_tile(rows[r].pos, pos) : 0;
+                if (m == 0) continue;
+                const float *w = p + r * MANY_HEADS * P_LD;
+                float o[MANY_HEADS] = {};
+                int j = 0;
+                for (; j + 4 <= m; j += 4) {
+                    float v[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) v[i] = kv[(j + i) * MANY_DIM + d];
+#pragma unroll
+                    for (int h = 0; h < MANY_HEADS; h++) {
+                        const float4 s = *(const float4 *)&w[h * P_LD + j];
+                        o[h] = fmaf(s.w, v[3], fmaf(s.z, v[2], fmaf(s.y, v[1], fmaf(s.x, v[0], o[h]))));
+                    }
+                }
+                for (; j < m; j++) {
+                    const float v = kv[j * MANY_DIM + d];
+#pragma unroll
+                    for (int h = 0; h < MANY_HEADS; h++) o[h] = fmaf(w[h * P_LD + j], v, o[h]);
+                }
+#pragma unroll
+                for (int h = 0; h < MANY_HEADS; h++)
+                    y[r][h] = fmaf(y[r][h], fa[r * MANY_HEADS + h], o[h] * fb[r * MANY_HEADS + h]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (d % 32 == 0) total[warp * EACH + i] = L[i];
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < MANY_ROWS; r++) {
+        if (rows[r].slot < 0) continue;
+#pragma unroll
+        for (int h = 0; h < MANY_HEADS; h++) {
+            const int64_t at = (int64_t)(row0 + r) * a.heads + kvh * MANY_HEADS + h;
+            a.y[at * MANY_DIM + d] = finish(a, y[r][h], total[r * MANY_HEADS + h], at, d);
+        }
+    }
+}
+
 /* One block per row, head and tile; the tiles of a row and head are merged by the kernel behind it: for few rows. */
 template <typename T> static __global__ void __launch_bounds__(THREADS) attn_part_kernel(attn_args a) {
     extern __shared__ float q[];
@@ -228,6 +387,13 @@ template <typename T> static void attend(gpu *g, attn_args a) {
     const int rows = a.s.rows, dim = a.kv.dim;
     const size_t smem = (size_t)dim * sizeof(float);
     a.tiles = a.s.max_pos / TILE + 1;
+    const unsigned quads = blocks_of(rows, MANY_ROWS);
+    if (g->many && rows >= g->many && dim == MANY_DIM && a.heads == MANY_HEADS * a.kv.kv_heads &&
+        2 * (int)quads * a.kv.kv_heads >= g->multiprocessors) {
+        launch(g, attn_many_kernel<T>, dim3((unsigned)a.kv.kv_heads, quads), THREADS,
+               (TILE * MANY_DIM + MANY_Q * P_LD) * sizeof(float), a);
+        return;
+    }
     if ((int64_t)rows * a.heads >= 4 * g->multiprocessors || a.tiles == 1) {
         const dim3 grid((unsigned)a.heads, (unsigned)rows);
         if (dim <= THREADS)

@@ -16,6 +16,7 @@ struct gpu {
     const char *where;
     bool pdl; /* programmatic dependent launch */
     int multiprocessors, smem_optin;
+    int many; /* from this many rows on the kernels of many.cu; 0: never */
     struct {
         void *p;
         size_t bytes;
@@ -36,7 +37,7 @@ static inline void gpu_note(gpu *g, cudaError_t e, const char *where) {
  * changes (weights). Each one calls wait_for_inputs() before it touches anything that an earlier kernel wrote, or writes. The
  * next kernel may start from then on, not earlier: otherwise the blocks of several kernels wait side by side for room. */
 static __device__ __forceinline__ void wait_for_inputs() {
-#if __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

@@ -1,5 +1,6 @@
 /* NVFP4 Linears with quantized inputs, rows in checkpoint order. A lane reads 16 bytes: 32 codes, two blocks. */
 #include "ops/cuda/gemv.cuh"
+#include "ops/cuda/many.cuh"
 
 /* Each warp R rows (times 32 / LANES) of the matrix against M rows of inputs. */
 template <int LANES, int IT, int R, int M, gpu_act ACT>
@@ -81,5 +82,5 @@ bool fast_nvfp4(gpu *g, float *y, int64_t ldy, const float *x, int64_t ldx, cons
 }
 
 bool gpu_linear_add(gpu *g, float *y, const float *x, const gpu_mat *w, int rows) {
-    return fast_nvfp4(g, y, w->rows, x, w->cols, w, rows, true);
+    return many_nvfp4(g, y, w->rows, x, w->cols, w, rows, true) || fast_nvfp4(g, y, w->rows, x, w->cols, w, rows, true);
 }

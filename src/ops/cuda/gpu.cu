@@ -77,6 +77,8 @@ gpu_fault gpu_open(gpu **out, gpu_info *info, char *why) {
     cudaDeviceGetAttribute(&g->smem_optin, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
     const char *pdl = getenv("NIBBLE_CUDA_PDL");
     g->pdl = info->major >= 9 && !(pdl && pdl[0] == '0');
+    const char *many = getenv("NIBBLE_CUDA_MANY");
+    g->many = many ? atoi(many) : 32;
     *out = g;
     return GPU_OK;
 }

@@ -48,7 +48,7 @@ void gpu_copy(gpu *g, void *dst, const void *src, size_t bytes);
 void gpu_zero(gpu *g, void *dst, size_t bytes);
 /* Work memory shared by the ops: one block per place, contents lost on growth (which waits). NULL when memory is out: then
  * the error is kept, and the caller leaves out its launches. */
-enum { GPU_WORK_A, GPU_WORK_B, GPU_WORK_C, GPU_WORK_D, GPU_WORK_SPANS, GPU_WORKS };
+enum { GPU_WORK_A, GPU_WORK_B, GPU_WORK_C, GPU_WORK_D, GPU_WORK_E, GPU_WORK_F, GPU_WORK_SPANS, GPU_WORKS };
 void *gpu_work(gpu *g, int place, size_t bytes);
 unsigned gpu_work_changes(const gpu *g); /* grows whenever a block moved */
 bool gpu_sync(gpu *g, char *why);        /* waits; false and CUDA's words [256] when anything failed since open */

@@ -1,5 +1,5 @@
 /* Linears and experts of every format, shape and mode: one warp per output row. The fast kernels stand in gemv.cu. */
-#include "ops/cuda/fast.cuh"
+#include "ops/cuda/many.cuh"
 
 /* ---- any matrix ---- */
 
@@ -18,7 +18,8 @@ static __global__ void linear_kernel(float *y, int64_t ldy, const float *x, int6
 }
 
 void gpu_linear(gpu *g, float *y, int64_t ldy, const float *x, int64_t ldx, const gpu_mat *w, int rows) {
-    if (fast_nvfp4(g, y, ldy, x, ldx, w, rows, false) || fast_plain(g, y, ldy, x, ldx, w, rows)) return;
+    if (many_nvfp4(g, y, ldy, x, ldx, w, rows, false) || many_plain(g, y, ldy, x, ldx, w, rows) ||
+        fast_nvfp4(g, y, ldy, x, ldx, w, rows, false) || fast_plain(g, y, ldy, x, ldx, w, rows)) return;
     launch(g, linear_kernel, dim3(blocks_of(w->rows, ROWS_PER_BLOCK), (unsigned)rows), 32 * WARPS,
            (size_t)act_row_bytes(w->cols, w->act), y, ldy, x, ldx, *w);
 }
@@ -94,7 +95,7 @@ static __global__ void moe_down_kernel(float *y, const float *hidden, gpu_expert
 void gpu_moe(gpu *g, float *y, float *hidden, const float *x, const gpu_experts *ex, const int32_t *idx,
              const float *wt, int rows, int k) {
     if (!hidden) hidden = (float *)gpu_work(g, GPU_WORK_A, (size_t)rows * k * ex->inter * sizeof(float));
-    if (!hidden) return;
+    if (!hidden || many_moe(g, y, hidden, x, ex, idx, wt, rows, k)) return;
     if (!fast_moe_in(g, hidden, x, ex, idx, rows * k, k))
         launch(g, moe_in_kernel, dim3(blocks_of(ex->inter, ROWS_PER_BLOCK), (unsigned)(rows * k)), 32 * WARPS,
                (size_t)act_row_bytes(ex->hidden, ex->like_in.act), hidden, x, *ex, idx, k);

@@ -190,14 +190,26 @@ static __device__ __forceinline__ float finish_int(int64_t sum, float factor, gp
 /* ---- dots ---- */
 
 static __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t sel) {
-    uint32_t d;
+    uint32_t d = 0;
+#ifdef __CUDACC__
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(sel));
+#else /* tests/emu */
+    const uint64_t both = (uint64_t)b << 32 | a;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t s = sel >> 4 * i, v = (uint32_t)(both >> 8 * (s & 7)) & 255;
+        d |= (s & 8 ? (v & 128 ? 255u : 0u) : v) << 8 * i;
+    }
+#endif
     return d;
 }
 
 static __device__ __forceinline__ int dp4a_us(uint32_t a, uint32_t b, int c) {
-    int d;
+    int d = c;
+#ifdef __CUDACC__
     asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+#else
+    for (int i = 0; i < 4; i++) d += (int)(a >> 8 * i & 255) * (int8_t)(b >> 8 * i);
+#endif
     return d;
 }
 

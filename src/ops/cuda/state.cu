@@ -36,7 +36,9 @@ static __global__ void conv_kernel(float *c, const float *u, const float *w, flo
         for (int j = 0; j < keep; j++) own[(int64_t)j * channels] = in[j];
 }
 
-/* The usual width, in registers. */
+/* The usual width, in registers. Rows in pieces of CONV_ROWS, blockIdx.z: a later one finds the inputs before its first row in
+ * u; the first has the window, commits (tentative spans are shorter than a piece) and leaves the new window behind. */
+enum { CONV_ROWS = 32 };
 static __global__ void conv4_kernel(float *c, const float *u, const float *w, float *window, float *pending,
                                     int channels, int max_pending, gpu_spans s) {
     const int ch = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -50,24 +52,38 @@ static __global__ void conv4_kernel(float *c, const float *u, const float *w, fl
     const gpu_span span = s.spans[blockIdx.y];
     float *own = window + (int64_t)span.slot * 3 * channels + ch;
     float *pend = pending + (int64_t)span.slot * max_pending * channels + ch;
-    float a = own[0], b = own[channels], d = own[(int64_t)2 * channels];
-    for (int i = 0; i < span.commit; i++) a = b, b = d, d = pend[(int64_t)i * channels];
-    if (span.tentative) own[0] = a, own[channels] = b, own[(int64_t)2 * channels] = d;
-    for (int i = 0; i < span.rows; i++) {
+    const int first = (int)blockIdx.z * CONV_ROWS, end = first + CONV_ROWS < span.rows ? first + CONV_ROWS : span.rows;
+    const float *in = u + (int64_t)span.row0 * channels + ch;
+    float a, b, d;
+    if (first > 0) {
+        if (first >= span.rows) return;
+        a = in[(int64_t)(first - 3) * channels], b = in[(int64_t)(first - 2) * channels],
+        d = in[(int64_t)(first - 1) * channels];
+    } else {
+        a = own[0], b = own[channels], d = own[(int64_t)2 * channels];
+        for (int i = 0; i < span.commit; i++) a = b, b = d, d = pend[(int64_t)i * channels];
+        if (span.tentative) own[0] = a, own[channels] = b, own[(int64_t)2 * channels] = d;
+    }
+#pragma unroll 4
+    for (int i = first; i < end; i++) {
         const int64_t at = (int64_t)(span.row0 + i) * channels + ch;
-        const float x = u[at];
+        const float x = in[(int64_t)i * channels];
         c[at] = num_silu_inline(fmaf(w3, x, fmaf(w2, d, fmaf(w1, b, fmaf(w0, a, 0.0f)))));
         if (span.tentative) pend[(int64_t)i * channels] = x;
         a = b, b = d, d = x;
     }
-    if (!span.tentative) own[0] = a, own[channels] = b, own[(int64_t)2 * channels] = d;
+    if (first > 0 || span.tentative) return;
+    if (span.rows > CONV_ROWS)
+        a = in[(int64_t)(span.rows - 3) * channels], b = in[(int64_t)(span.rows - 2) * channels],
+        d = in[(int64_t)(span.rows - 1) * channels];
+    own[0] = a, own[channels] = b, own[(int64_t)2 * channels] = d;
 }
 
 void gpu_conv(gpu *g, float *c, const float *u, const float *w, float *window, float *pending, int channels, int taps,
               int max_pending, const gpu_spans *s) {
     const dim3 grid(blocks_of(channels, 64), (unsigned)s->n);
     if (taps == 4)
-        launch(g, conv4_kernel, grid, 64, 0, c, u, w, window, pending, channels, max_pending, *s);
+        launch(g, conv4_kernel, dim3(grid.x, grid.y, s->rows ? blocks_of(s->rows, CONV_ROWS) : 1), 64, 0, c, u, w, window, pending, channels, max_pending, *s);
     else if (taps <= MAX_TAPS)
         launch(g, conv_kernel, grid, 64, 0, c, u, w, window, pending, channels, taps, max_pending, *s);
     else
@@ -112,9 +128,13 @@ template <> struct column<0> {
 /* Four words of shared memory, read now: values that are kept instead would not fit the registers beside the state. */
 static __device__ __forceinline__ float4 read4(const float *p) {
     float4 v;
+#ifdef __CUDACC__
     asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
                  : "r"((uint32_t)__cvta_generic_to_shared(p)));
+#else
+    v = *(const float4 *)p;
+#endif
     return v;
 }
 
@@ -203,6 +223,145 @@ template <int DK, int DV> static __global__ void __launch_bounds__(32) gdn_kerne
         for (int i = 0; i < dk; i++) state[(int64_t)i * dv] = S.get(i);
 }
 
+/* ---- the same for many rows: what does not depend on the state is computed before, for all rows at once ---- */
+
+enum { LONG_K = 128 };
+
+/* Per row: q and k of all key heads, normalised, then beta and decay of all value heads. */
+typedef struct gdn_ready {
+    float *qk; /* [rows][k_heads][q 128 | k 128] */
+    float2 *gates; /* [rows][v_heads] */
+} gdn_ready;
+
+static __global__ void gdn_ready_kernel(gdn_args p, gdn_ready out) {
+    wait_for_inputs();
+    const int64_t r = blockIdx.x;
+    const int hk = p.st.k_heads, hv = p.st.v_heads;
+    const float *row = p.c + r * (2 * (int64_t)hk * LONG_K + (int64_t)hv * p.st.v_dim);
+    float *to = out.qk + r * hk * 2 * LONG_K;
+    for (int i = threadIdx.x / 32; i < 2 * hk; i += blockDim.x / 32) {
+        const int h = i % hk, k = i / hk;
+        l2norm(to + (2 * h + k) * LONG_K, row + (int64_t)i * LONG_K, LONG_K, k ? 1.0f : p.q_scale);
+    }
+    for (int h = threadIdx.x; h < hv; h += blockDim.x) {
+        float beta, decay;
+        gates_of(&beta, &decay, p, r, h);
+        out.gates[r * hv + h] = make_float2(beta, decay);
+    }
+}
+
+/* A column per thread as above. The sum o of a row and the sum m of the next one run side by side over the state: two chains
+ * instead of one after the other. Rows are fetched two ahead. */
+static __global__ void __launch_bounds__(32) gdn_long_kernel(gdn_args p, gdn_ready in) {
+    enum { DK = LONG_K, AHEAD = 2, dv = LONG_K };
+    __shared__ __align__(16) float mem[2][2 * DK]; /* q, k of a row and of the next */
+    wait_for_inputs();
+    const gpu_gdn &st = p.st;
+    const int hv = st.v_heads, hk = st.k_heads, lane = (int)threadIdx.x;
+    const int h = (int)blockIdx.x % hv, col = (int)(blockIdx.x / hv) * 32 + lane, kh = h / (hv / hk);
+    const int64_t kd = (int64_t)hk * DK, vd = (int64_t)hv * dv;
+    const gpu_span span = p.s.spans[blockIdx.y];
+    float *state = st.state + ((int64_t)span.slot * hv + h) * DK * dv + col;
+    column<DK> S;
+#pragma unroll
+    for (int i = 0; i < DK; i++) S.s[i] = state[(int64_t)i * dv];
+    for (int i = 0; i < span.commit; i++) {
+        const int64_t at = (int64_t)span.slot * st.max_pending + i;
+        __syncwarp();
+        for (int j = lane; j < DK; j += 32) mem[0][j] = st.pend_k[at * kd + kh * DK + j];
+        __syncwarp();
+        gdn_step<DK>(S, DK, mem[0], mem[0], st.pend_v[at * vd + h * dv + col], st.pend_beta[at * hv + h],
+                     st.pend_decay[at * hv + h]);
+    }
+    if (span.tentative && span.commit > 0)
+#pragma unroll
+        for (int i = 0; i < DK; i++) state[(int64_t)i * dv] = S.s[i];
+    if (span.rows > 0) {
+        const int last = span.rows - 1;
+        const float *qk = in.qk + (span.row0 * (int64_t)hk + kh) * 2 * DK + 4 * lane,
+                    *v = p.c + span.row0 * (2 * kd + vd) + 2 * kd + h * dv + col;
+        const float2 *gates = in.gates + span.row0 * (int64_t)hv + h;
+        float4 q4[AHEAD], k4[AHEAD];
+        float vs[AHEAD], v0;
+        float2 gs[AHEAD], g0;
+        /* row 0 into buffer 0, then rows 1 and 2 on their way */
+        __syncwarp();
+        *(float4 *)&mem[0][4 * lane] = *(const float4 *)qk;
+        *(float4 *)&mem[0][DK + 4 * lane] = *(const float4 *)(qk + DK);
+        v0 = v[0];
+        g0 = gates[0];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            const int64_t r = 1 + a < last ? 1 + a : last;
+            q4[a] = *(const float4 *)(qk + r * hk * 2 * DK);
+            k4[a] = *(const float4 *)(qk + r * hk * 2 * DK + DK);
+            vs[a] = v[r * (2 * kd + vd)];
+            gs[a] = gates[r * hv];
+        }
+        __syncwarp();
+        float m = 0;
+#pragma unroll
+        for (int i = 0; i < DK; i += 4) {
+            const float4 k = read4(&mem[0][DK + i]);
+            const float kk[4] = { k.x, k.y, k.z, k.w };
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                S.s[i + j] = S.s[i + j] * g0.y;
+                m = fmaf(S.s[i + j], kk[j], m);
+            }
+        }
+        float *out = p.out + span.row0 * vd + h * dv + col;
+        for (int t = 0; t < last; t++) {
+            const float *now = mem[t & 1];
+            float *next = mem[(t + 1) & 1];
+            *(float4 *)&next[4 * lane] = q4[0];
+            *(float4 *)&next[DK + 4 * lane] = k4[0];
+            const float d = g0.x * (v0 - m), decay = gs[0].y;
+            v0 = vs[0], g0 = gs[0];
+            q4[0] = q4[1], k4[0] = k4[1], vs[0] = vs[1], gs[0] = gs[1];
+            const int64_t r = t + 1 + AHEAD < last ? t + 1 + AHEAD : last;
+            q4[1] = *(const float4 *)(qk + r * hk * 2 * DK);
+            k4[1] = *(const float4 *)(qk + r * hk * 2 * DK + DK);
+            vs[1] = v[r * (2 * kd + vd)];
+            gs[1] = gates[r * hv];
+            __syncwarp();
+            float o = 0;
+            m = 0;
+#pragma unroll
+            for (int i = 0; i < DK; i += 4) {
+                const float4 q = read4(now + i), k = read4(now + DK + i), n = read4(next + DK + i);
+                const float qq[4] = { q.x, q.y, q.z, q.w }, kk[4] = { k.x, k.y, k.z, k.w }, nn[4] = { n.x, n.y, n.z, n.w };
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float s = fmaf(kk[j], d, S.s[i + j]);
+                    o = fmaf(s, qq[j], o);
+                    S.s[i + j] = s * decay;
+                    m = fmaf(S.s[i + j], nn[j], m);
+                }
+            }
+            out[t * vd] = o;
+            __syncwarp(); /* `now` is written in the next step */
+        }
+        const float *now = mem[last & 1];
+        const float d = g0.x * (v0 - m);
+        float o = 0;
+#pragma unroll
+        for (int i = 0; i < DK; i += 4) {
+            const float4 q = read4(now + i), k = read4(now + DK + i);
+            const float qq[4] = { q.x, q.y, q.z, q.w }, kk[4] = { k.x, k.y, k.z, k.w };
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                S.s[i + j] = fmaf(kk[j], d, S.s[i + j]);
+                o = fmaf(S.s[i + j], qq[j], o);
+            }
+        }
+        out[last * vd] = o;
+    }
+    if (!span.tentative)
+#pragma unroll
+        for (int i = 0; i < DK; i++) state[(int64_t)i * dv] = S.s[i];
+}
+
 /* Pending rows are written when nobody reads the old ones any more: after the kernel above. One block per row of a span. */
 static __global__ void gdn_pend_kernel(gdn_args p) {
     wait_for_inputs();
@@ -225,7 +384,16 @@ void gpu_gdn_step(gpu *g, float *out, const float *c, const float *a, const floa
     const gdn_args p = { out, c, a, b, neg_a, dt_bias, *st, *s, q_scale };
     const dim3 grid((unsigned)st->v_heads * blocks_of(st->v_dim, 32), (unsigned)s->n);
     const size_t qk = 2 * (size_t)st->k_dim * sizeof(float);
-    if (st->k_dim == 128 && st->v_dim == 128)
+    gdn_ready ready = {};
+    if (g->many && s->rows >= g->many && st->k_dim == LONG_K && st->v_dim == LONG_K) {
+        const size_t qk_bytes = (size_t)s->rows * st->k_heads * 2 * LONG_K * sizeof(float);
+        char *at = (char *)gpu_work(g, GPU_WORK_E, qk_bytes + (size_t)s->rows * st->v_heads * sizeof(float2));
+        if (!at) return;
+        ready.qk = (float *)at;
+        ready.gates = (float2 *)(at + qk_bytes);
+        launch(g, gdn_ready_kernel, dim3((unsigned)s->rows), 256, 0, p, ready);
+        launch(g, gdn_long_kernel, grid, 32, 0, p, ready);
+    } else if (st->k_dim == 128 && st->v_dim == 128)
         launch(g, gdn_kernel<128, 128>, grid, 32, qk, p);
     else
         launch(g, gdn_kernel<0, 0>, grid, 32, qk + (size_t)st->k_dim * 32 * sizeof(float), p);
