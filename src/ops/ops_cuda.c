@@ -690,7 +690,6 @@ static void cuda_close(ops *o) {
 static const ops CUDA = {
     .device = "cuda",
     .threads = 1,
-    .prompt_rows = 1024,
     .mem_new = cuda_mem_new,
     .mem_free = cuda_mem_free,
     .upload = cuda_upload,
@@ -770,8 +769,8 @@ bool ops_cuda_open(ops **out, err *e) {
     ops *o = xmalloc(sizeof *o);
     *o = CUDA;
     o->isa = c->isa;
-    const char *chunk = getenv("NIBBLE_CUDA_CHUNK");
-    if (chunk) o->prompt_rows = atoi(chunk);
+    /* Longer pieces read the experts fewer times, and keep more work memory. */
+    o->prompt_rows = c->info.total_bytes >= (size_t)40 << 30 ? 1024 : 512;
     o->self = c;
     *out = o;
     return true;

@@ -78,7 +78,7 @@ gpu_fault gpu_open(gpu **out, gpu_info *info, char *why) {
     const char *pdl = getenv("NIBBLE_CUDA_PDL");
     g->pdl = info->major >= 9 && !(pdl && pdl[0] == '0');
     const char *many = getenv("NIBBLE_CUDA_MANY");
-    g->many = many ? atoi(many) : 32;
+    g->many = many ? atoi(many) : 64;
     *out = g;
     return GPU_OK;
 }
