@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "cmd/cmd.h"
+#include "cmd/ask.h"
 #include "cmd/constrain.h"
 #include "text/reply.h"
 
@@ -58,18 +58,21 @@ static void add_logprobs(live *l, int32_t id, double logprob, const int32_t *top
 }
 
 typedef struct context {
+    cmd_turn turn; /* first */
     live *l;
     int logprobs;
 } context;
 
-static bool on_token(void *ctx, int32_t id, double logprob, const int32_t *top, const double *values) {
+static bool on_token(void *ctx, int choice, int32_t id, double logprob, const int32_t *top, const double *values) {
     const context *c = ctx;
+    (void)choice;
     ids_add(&c->l->out, id);
     if (top) add_logprobs(c->l, id, logprob, top, values, c->logprobs);
     return !c->l->text || reply_push(&c->l->r, id);
 }
 
-static void on_round(void *ctx, const gen_round *r) {
+static void on_round(void *ctx, int choice, const gen_round *r) {
+    (void)choice;
     buf *b = &((const context *)ctx)->l->rounds;
     buf_printf(b, "%s{\"known\":%d,\"draft\":[", b->n ? "," : "", r->known);
     for (int i = 0; i < r->depth; i++) buf_printf(b, "%s%d", i ? "," : "", r->draft[i]);
@@ -140,24 +143,11 @@ static void write_ids(buf *b, const char *key, const id_list *v) {
     buf_puts(b, "],");
 }
 
-static void write_speculative(buf *b, const gen_result *r, int depth) {
-    buf_printf(b, "\"speculative\":{\"rounds\":%lld,\"drafted\":%lld,\"accepted\":%lld,\"accept_length\":",
-               (long long)r->rounds, (long long)r->drafted, (long long)r->accepted);
-    json_write_double(b, gen_accept_length(r));
-    buf_puts(b, ",\"per_position\":[");
-    for (int i = 0; i < depth; i++) {
-        if (i) buf_byte(b, ',');
-        json_write_double(b, r->drafted_at[i] ? (double)r->accepted_at[i] / (double)r->drafted_at[i] : 0);
-    }
-    buf_puts(b, "]}");
-}
-
 static double rate(int n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
 static void report_json(const options *o, const live *l, const id_list *prompt, const gen_result *r,
-                        const sampler_params *p, int depth, double load_seconds) {
+                        const sampler_params *p, int depth, double load_seconds, const loop_stats *stats) {
     buf b = { 0 };
-    const int decoded = r->output_tokens > 1 ? r->output_tokens - 1 : 0;
     buf_puts(&b, "{\"schema\":\"nibble.run/1\",");
     write_ids(&b, "prompt_ids", prompt);
     write_ids(&b, "output_ids", &l->out);
@@ -168,14 +158,7 @@ static void report_json(const options *o, const live *l, const id_list *prompt, 
     buf_printf(&b, ",\"tool_calls\":[" STR_FMT "],\"finish_reason\":\"%s\",", (int)l->r.calls.n,
                l->r.calls.n ? l->r.calls.p : "",
                l->r.n_calls && !l->r.cut && r->finish == GEN_STOP ? "tool_calls" : gen_finish_name(r->finish));
-    buf_printf(&b, "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d},", r->prompt_tokens,
-               r->output_tokens, r->prompt_tokens + r->output_tokens);
-    buf_printf(&b,
-               "\"timings\":{\"load_ms\":%.3f,\"prompt_ms\":%.3f,\"decode_ms\":%.3f,\"prompt_per_second\":%.3f,"
-               "\"decode_per_second\":%.3f},",
-               load_seconds * 1e3, r->prompt_seconds * 1e3, r->decode_seconds * 1e3,
-               rate(r->prompt_tokens, r->prompt_seconds), rate(decoded, r->decode_seconds));
-    write_speculative(&b, r, depth);
+    cmd_write_result(&b, r, depth, load_seconds, stats);
     if (o->logprobs)
         buf_printf(&b, ",\"logprobs\":[" STR_FMT "]", (int)l->logprobs.n, l->logprobs.n ? l->logprobs.p : "");
     if (o->trace_rounds) buf_printf(&b, ",\"rounds\":[" STR_FMT "]", (int)l->rounds.n, l->rounds.n ? l->rounds.p : "");
@@ -226,19 +209,20 @@ static int answer(options *o, engine *g, double load_seconds, err *e) {
     id_list prompt = { 0 };
     bool thinks;
     int code = 0;
-    session s = { 0 };
+    loop *lp = NULL;
     sampler_params p;
     const int depth = !g->n.has_mtp ? 0 : o->s.has_spec ? o->s.spec : 2;
     if (o->s.has_spec && o->s.spec > 0 && !g->n.has_mtp)
         log_say("W-SPEC-NO-HEAD", "%s: no draft head, --spec %d is ignored", g->files.dir, o->s.spec);
     live l = { .g = g, .text = g->tok != NULL, .show = !cmd_common()->json, .tty = isatty(STDERR_FILENO) };
-    context c = { &l, o->logprobs };
+    context c = { .l = &l, .logprobs = o->logprobs };
     cmd_constraint shape = { 0 };
     token_rule rule = { 0 };
-    gen_result r;
+    loop_stats stats = { 0 };
+    const gen_result *r = &c.turn.r;
     bool ok = cmd_sampler(&p, &o->s, g, e) && make_prompt(o, g, &mem, &request, &prompt, &thinks, e) &&
               cmd_constrain(&shape, &rule, o->json_schema, o->json_object, g, thinks, &p, e) &&
-              session_open(&s, g, depth > 0, e) && session_set(&s, prompt.v, (int)prompt.n, e);
+              loop_open(&lp, g, &(loop_options){ .depth = depth, .fixed_depth = true }, e);
     if (ok) {
         if (l.text) {
             reply_init(&l.r, g->tok, thinks, json_get(request, "tools"), o->s.stops.v, o->s.stops.n);
@@ -246,22 +230,26 @@ static int answer(options *o, engine *g, double load_seconds, err *e) {
             l.r.on_piece = show_piece;
             l.r.ctx = &l;
         }
-        const gen_options gen = { .max_tokens = o->s.max_tokens,
-                                  .depth = depth,
-                                  .sampling = p,
-                                  .rule = rule,
-                                  .stop_ids = p.stop_ids,
-                                  .n_stop_ids = p.n_stop_ids,
-                                  .logprobs = o->logprobs,
-                                  .on_token = on_token,
-                                  .on_round = o->trace_rounds ? on_round : NULL,
-                                  .ctx = &c,
-                                  .cancel = cmd_interrupt() };
-        ok = session_generate(&s, &gen, &r, e);
+        const loop_request q = { .prompt = prompt.v,
+                                 .n_prompt = (int)prompt.n,
+                                 .max_tokens = o->s.max_tokens,
+                                 .depth = -1,
+                                 .whole_rounds = true,
+                                 .sampling = p,
+                                 .rule = rule,
+                                 .stop_ids = p.stop_ids,
+                                 .n_stop_ids = p.n_stop_ids,
+                                 .logprobs = o->logprobs,
+                                 .on_token = on_token,
+                                 .on_round = o->trace_rounds ? on_round : NULL,
+                                 .on_done = cmd_turn_done,
+                                 .ctx = &c };
+        ok = cmd_ask(lp, &c.turn, &q, e);
+        stats = loop_counted(lp);
         if (l.text) reply_end(&l.r);
     }
     if (ok && cmd_common()->json)
-        report_json(o, &l, &prompt, &r, &p, depth, load_seconds);
+        report_json(o, &l, &prompt, r, &p, depth, load_seconds, &stats);
     else if (ok) {
         if (!l.text)
             for (size_t i = 0; i < l.out.n; i++) printf("%s%d", i ? " " : "", l.out.v[i]);
@@ -269,15 +257,15 @@ static int answer(options *o, engine *g, double load_seconds, err *e) {
         fflush(stdout);
         for (int i = 0; i < l.r.n_calls && i < 1; i++)
             fprintf(stderr, "tool calls: [" STR_FMT "]\n", (int)l.r.calls.n, l.r.calls.p);
-        if (!cmd_common()->quiet) report_stats(&l, &r, &p, load_seconds);
+        if (!cmd_common()->quiet) report_stats(&l, r, &p, load_seconds);
     }
-    if (ok && r.finish == GEN_CANCEL) code = 130;
+    if (ok && r->finish == GEN_CANCEL) code = 130;
     if (l.text && l.r.s) reply_free(&l.r);
     buf_free(&l.rounds);
     buf_free(&l.logprobs);
     ids_free(&l.out);
     ids_free(&prompt);
-    session_close(&s);
+    loop_close(lp);
     cmd_constraint_free(&shape);
     arena_free(&mem);
     return code;

@@ -196,6 +196,11 @@ typedef struct loop_request {
     bool (*on_token)(void *ctx, int choice, int32_t id, double logprob, const int32_t *top_ids,
                      const double *top_logprobs);
     void (*on_prompt)(void *ctx, int choice, int done, int total);
+    /* As in gen_options; may be NULL. It makes rounds whole and draws at all their positions. */
+    void (*on_round)(void *ctx, int choice, const gen_round *r);
+    /* Draft as deep as ever where max_tokens is near, so that rounds are those of the oracle's traces; else as much as may
+     * still be wanted. The tokens are the same. */
+    bool whole_rounds;
     /* Once per choice; then nothing more of it is called. e->id is NULL unless the choice failed: E-ENGINE-NONFINITE,
      * E-SAMPLE-MASKED, E-MACHINE-MEMORY, those of the rule, device errors. */
     void (*on_done)(void *ctx, int choice, const gen_result *r, const err *e);

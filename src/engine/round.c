@@ -257,7 +257,7 @@ typedef struct drawn_from {
     const float *extra;      /* the logits of the latter, row by row */
 } drawn_from;
 
-static bool pick(loop *l, seq *s, int32_t *id, const drawn_from *f, int row, int64_t position) {
+static bool pick(loop *l, seq *s, int32_t *id, const drawn_from *f, int row, int64_t position, err *e) {
     const int generated = s->out.output_tokens + row;
     float *logits = f->logits + (int64_t)row * f->k;
     const history *seen = s->seen.state ? &s->seen : NULL;
@@ -273,7 +273,7 @@ static bool pick(loop *l, seq *s, int32_t *id, const drawn_from *f, int row, int
                                .allowed = f->asked[row].allowed,
                                .position = position,
                                .generated = generated };
-        return choose_from_top(l->g, id, &s->sampling, &x, &l->room, &s->fault);
+        return choose_from_top(l->g, id, &s->sampling, &x, &l->room, e);
     }
     const sampler_row x = { .logits = logits,
                             .n = f->k,
@@ -281,19 +281,28 @@ static bool pick(loop *l, seq *s, int32_t *id, const drawn_from *f, int row, int
                             .generated = generated,
                             .seen = seen,
                             .allowed = f->asked[row].allowed };
-    return sampler_draw(&l->g->sm, id, &s->sampling, &x, &s->fault);
+    return sampler_draw(&l->g->sm, id, &s->sampling, &x, e);
 }
 
-/* picked[0..*n): the drafts that plain sampling draws too, and the token behind them. */
+/* Tokens behind the first mismatch are of interest to someone. */
+static bool wants_all(const seq *s) { return s->r->q.on_round != NULL; }
+
+/* picked[0..*n): the drafts that plain sampling draws too, and the token behind them; what is behind that is drawn on request,
+ * and -1 where nothing can be. */
 static bool draw(loop *l, seq *s, int32_t *picked, int *n, const drawn_from *f, int rows) {
     const int64_t pos0 = s->phase == SEQ_DECODE ? s->done + 1 : s->done;
     int pushed = 0;
-    bool ok = true, agree = true;
-    for (*n = 0; *n < rows && ok && agree; ++*n) {
-        const int i = *n;
-        ok = pick(l, s, &picked[i], f, i, pos0 + i);
-        agree = ok && i < rows - 1 && picked[i] == s->draft[i];
-        if (agree && s->seen.state) history_push(&s->seen, s->draft[i]), pushed++;
+    bool ok = true, real = true;
+    *n = 0;
+    for (int i = 0; i < rows; i++) picked[i] = -1;
+    for (int i = 0; i < rows && ok && (real || wants_all(s)); i++) {
+        err unused = { 0 }; /* of a position that is not reached */
+        const bool drawn = pick(l, s, &picked[i], f, i, pos0 + i, real ? &s->fault : &unused);
+        ok = drawn || !real;
+        *n += real;
+        if (i == rows - 1) break;
+        real = real && picked[i] == s->draft[i];
+        if (s->seen.state) history_push(&s->seen, s->draft[i]), pushed++;
     }
     while (pushed > 0) history_pop(&s->seen, s->draft[--pushed]);
     return ok;
@@ -303,8 +312,9 @@ static bool draw(loop *l, seq *s, int32_t *picked, int *n, const drawn_from *f, 
 static bool simulate(loop *l, seq *s, int32_t *picked, int *n, const drawn_from *f) {
     const int right = l->opt.simulate(l->opt.simulate_ctx, s->depth);
     for (int i = 0; i < right; i++) picked[i] = s->draft[i];
+    for (int i = right; i <= s->depth; i++) picked[i] = -1;
     *n = right + 1;
-    return pick(l, s, &picked[right], f, right, s->done + 1 + right);
+    return pick(l, s, &picked[right], f, right, s->done + 1 + right, &s->fault);
 }
 
 static bool uses_top(const loop *l, const seq *s) {
@@ -336,7 +346,18 @@ static void count_round(loop *l, seq *s, int accepted) {
         o->accepted_at[i] += i < accepted, c->accepted_at[i] += i < accepted;
     }
     depth_accepted(&l->model, s->depth, accepted);
-    if (!s->r->own) alarm_round(l, s, accepted);
+    if (!s->r->own && !l->opt.simulate) alarm_round(l, s, accepted);
+}
+
+/* A round that yields picked[0..n) was verified. */
+static void end_round(loop *l, seq *s, const int32_t *picked, int n) {
+    const loop_request *q = &s->r->q;
+    count_round(l, s, n - 1);
+    if (!q->on_round) return;
+    gen_round r = { .known = s->tokens[s->done], .depth = s->depth, .accepted = n - 1 };
+    memcpy(r.draft, s->draft, (size_t)s->depth * sizeof *r.draft);
+    memcpy(r.target, picked, (size_t)(s->depth + 1) * sizeof *r.target);
+    q->on_round(q->ctx, s->choice, &r);
 }
 
 /* Draw for one choice from its rows, and hand out what was drawn. */
@@ -349,7 +370,7 @@ static void advance(loop *l, seq *s, const drawn_from *f, int rows) {
         request_fail(l, s);
         return;
     }
-    if (decoding && s->depth > 0) count_round(l, s, n - 1);
+    if (decoding && s->depth > 0) end_round(l, s, picked, n);
     if (decoding) {
         keep_rows(l, s, s->row0, n);
         s->done += n;

@@ -120,7 +120,8 @@ static int cap_of(const loop *l, const seq *s) {
     const loop_request *q = &s->r->q;
     int cap = s->drafting ? l->opt.depth : 0;
     const int room = l->g->st.capacity - s->done - 1;
-    const int left = q->max_tokens > 0 ? q->max_tokens - s->out.output_tokens - 1 : cap;
+    const bool whole = q->whole_rounds || q->on_round;
+    const int left = q->max_tokens > 0 && !whole ? q->max_tokens - s->out.output_tokens - 1 : cap;
     if (q->depth >= 0 && q->depth < cap) cap = q->depth;
     if (room < cap) cap = room;
     return left < cap ? left : cap;
