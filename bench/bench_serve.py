@@ -33,10 +33,14 @@ class Nibble:
 
 
 def streams(server, n, max_tokens, until=None):
-    """n identical streams: tokens per second after all have begun; with `until`, tokens of each once one has that many."""
+    """n identical streams: tokens per second after all have begun; with `until`, tokens of each once one has that many.
+
+    The clients share the server's processors, and what they cost is not the server's: once all have begun, a client of a
+    timed run sleeps until its stream has ended (SO_RCVLOWAT: less than that wakes nobody).
+    """
     body = json.dumps({"prompt": TEXT, "temperature": 0, "ignore_eos": True, "max_tokens": max_tokens, "stream": True,
                        "stream_options": {"include_usage": True, "continuous_usage_stats": bool(until)}}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     sel, socks = selectors.DefaultSelector(), []
     for _ in range(n):
         s = socket.create_connection(("127.0.0.1", server.port))
@@ -49,12 +53,17 @@ def streams(server, n, max_tokens, until=None):
         for key, _ in sel.select():
             c = key.data
             chunk = key.fileobj.recv(1 << 20)
-            assert chunk, "the server hung up"
+            if not chunk:
+                assert c["done"], "the server hung up"
+                sel.unregister(key.fileobj)
+                continue
             c["raw"] = (c["raw"] + chunk)[-4096:]
             if not c["begun"] and b'"text":"' in c["raw"]:
                 c["begun"] = True
                 begun += 1
                 if begun == n and t0 is None:
+                    for k in [] if until else socks:
+                        k.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 << 20)
                     t0, before = time.perf_counter(), server.metric("vllm:generation_tokens_total")
             if until and (m := TOKENS.findall(c["raw"])):
                 c["tokens"] = int(m[-1])

@@ -109,6 +109,7 @@ static int run(const options *o, const char *dir, err *e) {
                                 .chunk = o->seq,
                                 .kv = (kv_mode)o->kv,
                                 .act = (act_mode)o->act,
+                                .any_values = true,
                                 .need_text = o->text != NULL,
                                 .no_text = o->text == NULL };
     bool ok = (!o->against || st_open(&dump, o->against, e)) && engine_open(&g, dir, &eo, e) && read_ids(&ids, o, g, e);

@@ -52,6 +52,18 @@ static bool shape_memory(state_shape *s, int *prefix_pages, const engine *g, con
     return true;
 }
 
+/* An expert whose logit is NaN is chosen last: a bad row of a router would never show in a hidden state. */
+static bool routers_finite(const weights *w, const model_config *c, err *e) {
+    for (int i = 0; i <= c->layers; i++) {
+        const wmat *r = i < c->layers ? &w->layers[i].ffn.router : &w->mtp.layer.ffn.router;
+        if (r->data && r->q.format == WF_PLAIN && !wmat_finite(r, r->rows))
+            return fail(e, ERR_INPUT, "E-ENGINE-ROUTER",
+                        "%s: NaN or Inf (experts would be left out silently; `nibble inspect --scan` finds the element)",
+                        r->name);
+    }
+    return true;
+}
+
 static bool open_state(engine *g, const engine_options *opt, err *e) {
     const model_config *c = &g->config;
     const int limit = c->max_position, want = opt->ctx > 0 ? opt->ctx : DEFAULT_CTX,
@@ -78,6 +90,7 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
         g->plan.total_bytes += g->plan.mapped_bytes;
     }
     if (!memory_plan_check(&g->plan, opt->memory_bytes, e)) return false;
+    if (!opt->any_values && !routers_finite(&g->w, c, e)) return false;
     if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, &opt->heads, e)) return false;
     if (!sampler_open(&g->sm, g->n.real_vocab, opt->ops.isa, e)) return false;
     if (!state_open(&g->st, &g->n, &g->w, &shape, e)) return false;

@@ -32,6 +32,7 @@ typedef struct engine_options {
     int64_t memory_bytes;                        /* refuse to plan for more; 0 = what is available */
     bool need_text; /* tokenizer and template must be there; otherwise they are loaded when present */
     bool no_text;   /* do not look for them: every vocabulary row counts as real */
+    bool any_values; /* for those who look for NaN and Inf: routers that hold them are no E-ENGINE-ROUTER */
     void (*edit)(void *ctx,
                  weights *w); /* for experiments: change bound weights before they are prepared; may be NULL */
     void *edit_ctx;
@@ -60,7 +61,7 @@ typedef struct engine {
     memory_plan plan;
 } engine;
 
-/* Errors: those of ckpt, config, weights, tokenizer, template, ops; E-MACHINE-MEMORY. */
+/* Errors: those of ckpt, config, weights, tokenizer, template, ops; E-ENGINE-ROUTER, E-MACHINE-MEMORY. */
 NODISCARD bool engine_open(engine **out, const char *dir, const engine_options *opt, err *e);
 /* The same over weights that are already in memory, without tokenizer and template. `name` stands for the directory in
  * messages. Takes *w over (it is zeroed, also on failure); what its matrices point to must outlive the engine. */

@@ -107,7 +107,7 @@ static bool draft_open(net_heads *h, const linear *head, err *e) {
     return true;
 }
 
-static bool all_finite(const wmat *m, int rows) {
+bool wmat_finite(const wmat *m, int rows) {
     quant_kern q;
     quant_kern_init(&q, ISA_COUNT);
     const int64_t n = (int64_t)rows * m->cols;
@@ -140,7 +140,7 @@ void heads_bytes(int64_t *screen, int64_t *draft, const wmat *m, int vocab, cons
 bool heads_open(net_heads *h, ops *o, const linear *head, const wmat *m, int vocab, const heads_options *opt, err *e) {
     *h = (net_heads){ .o = o, .vocab = vocab };
     /* A head with NaN or Inf is read in full: its logits must be seen to be refused. */
-    if (wants_screen(m, vocab, opt) && all_finite(m, vocab) && !o->head_new(o, &h->top, head, vocab, true, e))
+    if (wants_screen(m, vocab, opt) && wmat_finite(m, vocab) && !o->head_new(o, &h->top, head, vocab, true, e))
         return false;
     const int want = wants_draft(m, vocab, opt);
     if (want == 0) return true;

@@ -33,6 +33,8 @@ typedef struct net_heads {
 /* `head` is the prepared full head, `m` its tensor. Errors: E-MACHINE-MEMORY. */
 NODISCARD bool heads_open(net_heads *h, ops *o, const linear *head, const wmat *m, int vocab, const heads_options *opt,
                           err *e);
+/* Are the first rows of a plain matrix (BF16, F32, F16) finite? Reads them once. */
+bool wmat_finite(const wmat *m, int rows);
 /* What heads_open will allocate for them. */
 void heads_bytes(int64_t *screen, int64_t *draft, const wmat *m, int vocab, const heads_options *opt);
 void heads_close(net_heads *h);

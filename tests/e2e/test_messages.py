@@ -193,6 +193,15 @@ def test_fp8_cache_without_scales(nibble, tiny):
     said(nibble, "W-KV-NO-SCALES", "run", tiny, "--ids", "[1, 2]", "--max-tokens", 1, "--kv", "fp8", exit=0)
 
 
+@pytest.mark.parametrize("value", [b"\xc0\x7f", b"\x80\xff"])
+@pytest.mark.parametrize("where", ["model.language_model.layers.2.mlp.gate.weight", "mtp.layers.0.mlp.gate.weight"])
+def test_router_that_is_not_finite(nibble, tiny, tmp_path, where, value):
+    def spoil(t):
+        dtype, shape, data = t[where]
+        t[where] = (dtype, shape, data[:-2] + value)
+    said(nibble, "E-ENGINE-ROUTER", "run", edit_tensors(tiny, tmp_path / "m", spoil), "--ids", "[1, 2]", text=where)
+
+
 def test_fp4_inputs_without_a_scale(nibble, tiny, tmp_path):
     nibble("quantize", tiny, "-o", tmp_path / "m", "--recipe", "nvfp4-w4a16", "--no-calib", "-q")
     said(nibble, "E-NET-ACT", "run", tmp_path / "m", "--ids", "[1, 2]", "--act", "fp4", text="no input_scale")
