@@ -21,5 +21,5 @@ for f in "$work"/ops/cuda/*.cu tests/emu/emu.cc; do
     objs="$objs $o"
 done
 cp "$build/libnibble.a" "$work/lib.a"
-ar d "$work/lib.a" $(ar t "$work/lib.a" | grep '\.cu\.o$')
+ar t "$work/lib.a" | grep '\.cu\.o$' | xargs ar d "$work/lib.a"
 gcc $EMU_LINK -o "$out" "$build/$test.o" "$build"/tests/lib/*.o $objs "$work/lib.a" -lcmocka -lyajl -lpcre2-8 -lutf8proc -levent_core -levent_extra -lm -pthread -Wl,--push-state,--as-needed -L/usr/lib/x86_64-linux-gnu/openmpi/lib -lmpi -Wl,--pop-state -ldl -lrt -lstdc++

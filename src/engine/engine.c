@@ -57,9 +57,10 @@ static bool routers_finite(const weights *w, const model_config *c, err *e) {
     for (int i = 0; i <= c->layers; i++) {
         const wmat *r = i < c->layers ? &w->layers[i].ffn.router : &w->mtp.layer.ffn.router;
         if (r->data && r->q.format == WF_PLAIN && !wmat_finite(r, r->rows))
-            return fail(e, ERR_INPUT, "E-ENGINE-ROUTER",
-                        "%s: NaN or Inf (experts would be left out silently; `nibble inspect --scan` finds the element)",
-                        r->name);
+            return fail(
+                e, ERR_INPUT, "E-ENGINE-ROUTER",
+                "%s: NaN or Inf (experts would be left out silently; `nibble inspect --scan` finds the element)",
+                r->name);
     }
     return true;
 }

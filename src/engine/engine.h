@@ -30,8 +30,8 @@ typedef struct engine_options {
     int64_t kv_bytes; /* KV of all sequences; less than full contexts makes a loop preempt; 0 = full contexts */
     int64_t prefix_kv_bytes, prefix_state_bytes; /* for what a loop keeps of finished prompts; 0 = nothing */
     int64_t memory_bytes;                        /* refuse to plan for more; 0 = what is available */
-    bool need_text; /* tokenizer and template must be there; otherwise they are loaded when present */
-    bool no_text;   /* do not look for them: every vocabulary row counts as real */
+    bool need_text;  /* tokenizer and template must be there; otherwise they are loaded when present */
+    bool no_text;    /* do not look for them: every vocabulary row counts as real */
     bool any_values; /* for those who look for NaN and Inf: routers that hold them are no E-ENGINE-ROUTER */
     void (*edit)(void *ctx,
                  weights *w); /* for experiments: change bound weights before they are prepared; may be NULL */

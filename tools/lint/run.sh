@@ -16,7 +16,7 @@ need() { command -v "$1" > /dev/null || { echo "$1 is missing (scripts/setup.sh 
 sources() { git ls-files --cached --others --exclude-standard -- "$@" | while read -r f; do [ -f "$f" ] && echo "$f"; done; }
 isa() { case $1 in *_avx2.[ch]) echo "-mavx2 -mfma -mf16c" ;; *_avx512.[ch]) echo "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c" ;;
   *_amx.[ch]) echo "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c -mavx512vbmi -mavx512vbmi2 -mamx-tile -mamx-int8" ;; esac; }
-native() { grep -v -e "_$([ "$(uname -m)" = x86_64 ] && echo neon || echo '\(avx2\|avx512\|amx\)')\.[ch]$"; }
+native() { grep -v -e "_$([ "$(uname -m)" = x86_64 ] && echo '\(neon\|dotprod\)' || echo '\(avx2\|avx512\|amx\)')\.[ch]$"; }
 export -f isa
 
 check_layers() { python3 tools/lint/layers.py; }
