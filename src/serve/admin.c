@@ -46,10 +46,12 @@ static bool same_key(const char *a, const char *b) {
 bool admin_authorized(server *s, http_call *c) {
     if (s->o->api_keys.n == 0) return true;
     const char *given = http_call_header(c, "Authorization"), *key = http_call_header(c, "X-Api-Key");
-    if (given && strncasecmp(given, "Bearer ", 7) == 0) key = given + 7;
-    if (!key) return false;
+    given = given && strncasecmp(given, "Bearer ", 7) == 0 ? given + 7 : NULL;
     bool found = false;
-    for (int i = 0; i < s->o->api_keys.n; i++) found |= same_key(key, s->o->api_keys.v[i]);
+    for (int i = 0; i < s->o->api_keys.n; i++) {
+        if (given) found |= same_key(given, s->o->api_keys.v[i]);
+        if (key) found |= same_key(key, s->o->api_keys.v[i]);
+    }
     return found;
 }
 
@@ -119,12 +121,12 @@ static void get_model(server *s, http_call *c, str id) {
         write_model(&b, s, name);
         http_reply_json(c, 200, &b);
         buf_free(&b);
-        return;
+    } else {
+        fault f = { 0 };
+        fault_set(&f, 404, "model_not_found", "the model '" STR_FMT "' is not served here (this is %s)",
+                  (int)(id.n > 100 ? 100 : id.n), id.p, s->name);
+        http_reply_fault(c, &f);
     }
-    fault f = { 0 };
-    fault_set(&f, 404, "model_not_found", "the model '" STR_FMT "' is not served here (this is %s)",
-              (int)(id.n > 100 ? 100 : id.n), id.p, s->name);
-    http_reply_fault(c, &f);
 }
 
 /* ---- information ---- */
@@ -134,15 +136,6 @@ static void get_version(server *s, http_call *c) {
     buf_printf(&b, "{\"version\":\"%s\",\"commit\":\"%s\"}", s->o->version, s->o->commit);
     http_reply_json(c, 200, &b);
     buf_free(&b);
-}
-
-static const char *act_name(act_mode m) {
-    switch (m) {
-    case ACT_FP4: return "fp4";
-    case ACT_INT8: return "int8";
-    case ACT_BF16: return "bf16";
-    default: return "auto";
-    }
 }
 
 static void write_sampling(buf *b, const sampler_params *p) {
@@ -172,8 +165,7 @@ static void write_engine_info(buf *b, const server *s) {
     char plan[400];
     const loop_stats l = loop_counted(s->l);
     buf_printf(b, ",\"context\":%d,\"sequences\":%d,\"chunk\":%d,\"kv_cache\":\"%s\",\"act\":\"%s\",\"depth\":%d",
-               s->model.ctx, g->st.slots, g->chunk, dtype_name(g->kv_type), act_name(s->o->engine.act),
-               s->o->loop.depth);
+               s->model.ctx, g->st.slots, g->chunk, dtype_name(g->kv_type), server_act_name(g), s->o->loop.depth);
     buf_printf(b, ",\"device\":\"%s\",\"isa\":\"%s\",\"threads\":%d,\"memory_plan\":", g->o->device, g->o->isa,
                g->o->threads);
     memory_plan_text(plan, sizeof plan, &g->plan);
@@ -231,25 +223,32 @@ static void get_page(server *s, http_call *c) {
     http_reply(c, 200, "text/html; charset=utf-8", page_html());
 }
 
-bool admin_request(server *s, http_call *c, str path) {
-    static const struct {
-        const char *path;
-        void (*fn)(server *s, http_call *c);
-        bool open;
-    } table[] = { { "/", get_page, true },
+static const struct {
+    const char *path;
+    void (*fn)(server *s, http_call *c);
+    bool open;
+} endpoints[] = { { "/", get_page, true },
                   { "/health", get_health, true },
                   { "/ready", get_ready, true },
                   { "/version", get_version, true },
                   { "/v1/models", get_models, false },
                   { "/metrics", get_metrics, false },
                   { "/server_info", get_server_info, false } };
-    const str prefix = STR("/v1/models/");
-    for (size_t i = 0; i < ARRAY_LEN(table); i++) {
-        if (!str_is(path, table[i].path) || (!table[i].open && !admin_authorized(s, c))) continue;
-        table[i].fn(s, c);
+static const str one_model = { "/v1/models/", 11 };
+
+bool admin_has(str path) {
+    for (size_t i = 0; i < ARRAY_LEN(endpoints); i++)
+        if (str_is(path, endpoints[i].path)) return true;
+    return str_starts(path, one_model);
+}
+
+bool admin_request(server *s, http_call *c, str path) {
+    for (size_t i = 0; i < ARRAY_LEN(endpoints); i++) {
+        if (!str_is(path, endpoints[i].path) || (!endpoints[i].open && !admin_authorized(s, c))) continue;
+        endpoints[i].fn(s, c);
         return true;
     }
-    if (!str_starts(path, prefix) || !admin_authorized(s, c)) return false;
-    get_model(s, c, str_skip(path, prefix.n));
+    if (!str_starts(path, one_model) || !admin_authorized(s, c)) return false;
+    get_model(s, c, str_skip(path, one_model.n));
     return true;
 }

@@ -118,8 +118,12 @@ static bool add_message(chat_request *r, buf *out, const json *m, str role, uint
                *thought = body_get(m, "reasoning_content");
     if (!thought) thought = body_get(m, "reasoning");
     snprintf(where, sizeof where, "messages[%u].content", at);
-    if (!content && !(assistant && (calls || thought || body_get(m, "refusal"))))
-        return fault_field(f, where, "%s is missing", where);
+    /* Clients send back what they got: an answer cut inside its thought, a tool without a result. */
+    if (!content && str_is(role, "user")) return fault_field(f, where, "%s is missing", where);
+    if (body_get(m, "function_call")) {
+        snprintf(where, sizeof where, "messages[%u].function_call", at);
+        return fault_field(f, where, "%s is not supported by this server (use tool_calls)", where);
+    }
     if (!add_content(&text, content, where, f)) goto done;
     buf_puts(out, "{\"role\":");
     json_write_str(out, role);

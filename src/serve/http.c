@@ -12,6 +12,7 @@
 #include <event2/bufferevent.h>
 #include <event2/event.h>
 #include <event2/http.h>
+#include <event2/keyvalq_struct.h>
 #include <event2/listener.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -49,6 +50,7 @@ struct guard {
     http_call *call;    /* being answered, or NULL */
     double idle_since;  /* no request */
     double first_byte;  /* of a request that is not complete; 0 = none */
+    size_t received;    /* since the last answer */
     struct event *page; /* pending look at an error page of evhttp's */
     bool replaced;
 };
@@ -65,7 +67,7 @@ struct http_call {
     int status;
     size_t bytes_out;
     double started, last_write;
-    str path;
+    buf path;
     str body;
     char peer[64];
     void *own;
@@ -84,10 +86,12 @@ static void call_free(http_call *c) {
         close(fd);
     }
     if (c->probe) event_free(c->probe);
+    buf_free(&c->path);
     if (c->g) {
         c->g->call = NULL;
         c->g->idle_since = clock_seconds();
         c->g->first_byte = 0;
+        c->g->received = 0;
     }
     free(c);
 }
@@ -238,6 +242,42 @@ static guard *guard_of(http *h, const struct bufferevent *bev) {
     return g;
 }
 
+static void read_path(buf *out, const struct evhttp_request *req) {
+    const struct evhttp_uri *parsed = evhttp_request_get_evhttp_uri(req);
+    const char *uri = evhttp_request_get_uri(req), *path = parsed ? evhttp_uri_get_path(parsed) : NULL;
+    char *own = NULL;
+    size_t n = 0;
+    if (uri[0] == '/') path = own = strndup(uri, strcspn(uri, "?#")); /* where a second '/' would mean a host */
+    char *plain = path ? evhttp_uridecode(path, 0, &n) : NULL;
+    for (size_t i = 0; plain && i < n; i++)
+        if (plain[i] != '/' || i == 0 || plain[i - 1] != '/') buf_byte(out, plain[i]);
+    if (out->n > 1 && out->p[out->n - 1] == '/') out->p[--out->n] = 0;
+    if (out->n == 0) buf_byte(out, '/');
+    free(plain);
+    free(own);
+}
+
+/* What evhttp lets pass and a proxy before us may read in another way: two lengths, or a transfer coding it does not undo. */
+static bool is_ambiguous(struct evhttp_request *req) {
+    const struct evkeyvalq *headers = evhttp_request_get_input_headers(req);
+    const char *length = NULL;
+    for (const struct evkeyval *h = headers->tqh_first; h; h = h->next.tqe_next) {
+        if (strcasecmp(h->key, "Content-Length") == 0) {
+            if (length && strcmp(length, h->value) != 0) return true;
+            length = h->value;
+        }
+        if (strcasecmp(h->key, "Transfer-Encoding") == 0 && strcasecmp(h->value, "chunked") != 0) return true;
+    }
+    return false;
+}
+
+static void refuse_ambiguous(http_call *c) {
+    fault f = { 0 };
+    fault_set(&f, 400, "malformed_request", "two lengths of the body, or a Transfer-Encoding other than chunked");
+    http_reply_header(c, "Connection", "close");
+    http_reply_fault(c, &f);
+}
+
 static void on_request(struct evhttp_request *req, void *arg) {
     http *h = arg;
     struct evhttp_connection *conn = evhttp_request_get_connection(req);
@@ -255,10 +295,7 @@ static void on_request(struct evhttp_request *req, void *arg) {
     uint16_t port = 0;
     evhttp_connection_get_peer(conn, &address, &port);
     snprintf(c->peer, sizeof c->peer, "%s", address ? address : "");
-    const char *uri = evhttp_request_get_uri(req);
-    const struct evhttp_uri *parsed = evhttp_request_get_evhttp_uri(req);
-    const char *path = parsed ? evhttp_uri_get_path(parsed) : uri;
-    c->path = str_of(path && *path ? path : "/");
+    read_path(&c->path, req);
     struct evbuffer *in = evhttp_request_get_input_buffer(req);
     const size_t n = evbuffer_get_length(in);
     c->body = (str){ n ? (const char *)evbuffer_pullup(in, -1) : "", n };
@@ -269,7 +306,10 @@ static void on_request(struct evhttp_request *req, void *arg) {
     const struct timeval wait = { (time_t)w, (suseconds_t)((w - (double)(time_t)w) * 1e6) };
     bufferevent_set_timeouts(g->bev, NULL, &wait);
     watch_peer(c);
-    h->hooks.request(h->hooks.ctx, c);
+    if (is_ambiguous(req))
+        refuse_ambiguous(c);
+    else
+        h->hooks.request(h->hooks.ctx, c);
 }
 
 /* ---- evhttp's own error pages ---- */
@@ -314,7 +354,10 @@ static void replace_page(evutil_socket_t fd, short what, void *arg) {
     bufferevent_disable(g->bev, EV_READ); /* evhttp closes the connection behind its page: see let_go */
     fault f = { 0 };
     if (status == 413)
-        fault_set(&f, 413, "body_too_large", "the body or the headers are larger than allowed");
+        fault_set(&f, 413, "body_too_large", "the body is larger than allowed, or its chunks are malformed");
+    else if (g->received > g->h->limits.max_header_bytes)
+        fault_set(&f, status = 431, "headers_too_large",
+                  "the request line and headers are larger than allowed (%zu bytes)", g->h->limits.max_header_bytes);
     else if (status == 501)
         fault_set(&f, 405, "method_not_allowed", "no such method");
     else
@@ -341,6 +384,7 @@ static void on_output(struct evbuffer *out, const struct evbuffer_cb_info *info,
 static void on_input(struct evbuffer *in, const struct evbuffer_cb_info *info, void *arg) {
     (void)in;
     guard *g = arg;
+    g->received += info->n_added;
     if (info->n_added > 0 && g->first_byte == 0 && !g->call) g->first_byte = clock_seconds();
 }
 
@@ -389,7 +433,9 @@ static void on_tick(evutil_socket_t fd, short what, void *arg) {
         }
         const bool late = g->first_byte > 0 ? now - g->first_byte > h->limits.header_seconds
                                             : now - g->idle_since > h->limits.idle_seconds;
-        if (late) shutdown(bufferevent_getfd(g->bev), SHUT_RDWR);
+        if (!late) continue;
+        shutdown(bufferevent_getfd(g->bev), SHUT_RDWR);
+        bufferevent_enable(g->bev, EV_READ); /* also behind an error page, which evhttp does not close after CONNECT */
     }
     event_add(h->tick, &ticking);
 }
@@ -489,7 +535,7 @@ const char *http_call_method_name(const http_call *c) {
     return c->req ? names[http_call_method(c)] : "-";
 }
 
-str http_call_path(const http_call *c) { return c->req ? c->path : STR("-"); }
+str http_call_path(const http_call *c) { return c->req ? buf_view(&c->path) : STR("-"); }
 str http_call_body(const http_call *c) { return c->body; }
 const char *http_call_peer(const http_call *c) { return c->peer; }
 int http_call_status(const http_call *c) { return c->status; }
@@ -529,9 +575,15 @@ void http_reply(http_call *c, int status, const char *content_type, str body) {
     if (content_type) http_reply_header(c, "Content-Type", content_type);
     answered(c);
     event_del(c->probe);
+    struct evhttp_request *req = c->req;
+    if (evhttp_request_get_command(req) == EVHTTP_REQ_HEAD) { /* evhttp would send it */
+        char length[24];
+        snprintf(length, sizeof length, "%zu", body.n);
+        http_reply_header(c, "Content-Length", length);
+        c->bytes_out = body.n = 0;
+    }
     struct evbuffer *b = evbuffer_new();
     CHECK(b && evbuffer_add(b, body.p, body.n) == 0, "no memory for a reply");
-    struct evhttp_request *req = c->req;
     evhttp_send_reply(req, status, NULL, b);
     evbuffer_free(b);
     stop_reading(c);

@@ -49,7 +49,8 @@ typedef enum http_method { HTTP_GET, HTTP_POST, HTTP_HEAD, HTTP_OPTIONS, HTTP_OT
 
 http_method http_call_method(const http_call *c);
 const char *http_call_method_name(const http_call *c);
-str http_call_path(const http_call *c); /* without query, as sent; at most max_header_bytes */
+/* Without query; %XX decoded, several '/' in a row as one, none at the end of a longer path. */
+str http_call_path(const http_call *c);
 const char *http_call_header(const http_call *c, const char *name); /* or NULL */
 const char *http_call_peer(const http_call *c);                     /* address */
 /* The request's body, valid as long as the call. */

@@ -146,11 +146,20 @@ static const chat_dialect *find_dialect(str path) {
     return NULL;
 }
 
+static void refuse_path(http_call *c, str path) {
+    if (admin_has(path)) {
+        http_reply_header(c, "Allow", "GET, HEAD, OPTIONS");
+        refuse(c, NULL, 405, "method_not_allowed", "this endpoint takes GET", 0);
+    } else
+        refuse(c, NULL, 404, "not_found", "no such endpoint (those of the OpenAI API are below /v1/)", 0);
+}
+
 static void on_request(void *ctx, http_call *c) {
     server *s = ctx;
     const str path = http_call_path(c);
     const http_method m = http_call_method(c);
     const chat_dialect *d = find_dialect(path);
+    const char *coding = http_call_header(c, "Content-Encoding");
     char id[25];
     api_random_id(id);
     http_reply_header(c, "X-Request-Id", id); /* a generation puts its own in this place */
@@ -163,11 +172,13 @@ static void on_request(void *ctx, http_call *c) {
     if (!admin_authorized(s, c))
         refuse(c, d, 401, "invalid_api_key", "a valid key is needed: Authorization: Bearer KEY", 0);
     else if (!d)
-        refuse(c, d, 404, "not_found", "no such endpoint", 0);
+        refuse_path(c, path);
     else if (m != HTTP_POST) {
         http_reply_header(c, "Allow", "POST, OPTIONS");
         refuse(c, d, 405, "method_not_allowed", "this endpoint takes POST", 0);
-    } else if (s->state == SERVER_LOADING)
+    } else if (coding && strcasecmp(coding, "identity") != 0)
+        refuse(c, d, 415, "unsupported_encoding", "Content-Encoding: bodies have to come as they are", 0);
+    else if (s->state == SERVER_LOADING)
         refuse(c, d, 503, "loading", "the model is being loaded", 5);
     else if (s->state == SERVER_DRAINING)
         refuse(c, d, 503, "shutting_down", "the server is shutting down", 30);

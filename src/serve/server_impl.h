@@ -60,6 +60,7 @@ bool server_engine_beats(server *s);
 
 /* admin.c: answers of GET endpoints; false when the path is none of them. */
 bool admin_request(server *s, http_call *c, str path);
+bool admin_has(str path); /* is there such an endpoint? */
 void admin_preflight(server *s, http_call *c);
 void admin_cors(server *s, http_call *c);
 bool admin_authorized(server *s, http_call *c);
@@ -68,6 +69,8 @@ bool admin_authorized(server *s, http_call *c);
 void server_start_page(server *s);
 /* `,"formats":{...},"kv_scales":{...}` */
 void server_write_formats(buf *b, const server *s);
+/* What inputs of quantized Linears are rounded to: `fp4`, `int8`, `bf16` (not at all), ..., several joined by '+'. */
+const char *server_act_name(const engine *g);
 
 /* log.c: one line of the access log. */
 void access_log(server *s, http_call *call, const chat *c);

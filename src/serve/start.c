@@ -56,6 +56,38 @@ void server_write_formats(buf *b, const server *s) {
     free(k);
 }
 
+/* ---- how inputs of quantized Linears are read ---- */
+
+enum { ACT_IS_FP4 = 1, ACT_IS_FP8 = 2, ACT_IS_FLOAT = 4 };
+
+static unsigned act_of_quant(const wquant *q) {
+    if (q->format == WF_PLAIN) return 0;
+    return q->input_scale == 0 ? ACT_IS_FLOAT : q->format == WF_FP8 ? ACT_IS_FP8 : ACT_IS_FP4;
+}
+
+static unsigned act_of_layer(const wlayer *l) {
+    const wmat *mats[LAYER_MATS];
+    const wexperts *x = &l->ffn.experts;
+    unsigned is = 0;
+    wlayer_mats(mats, l);
+    for (int i = 0; i < LAYER_MATS; i++)
+        if (mats[i]->data) is |= act_of_quant(&mats[i]->q);
+    for (int i = 0; i < x->count && x->gate_q; i++)
+        is |= act_of_quant(&x->gate_q[i]) | act_of_quant(&x->up_q[i]) | act_of_quant(&x->down_q[i]);
+    return is;
+}
+
+const char *server_act_name(const engine *g) {
+    static const char *const names[] = {
+        "none", "fp4", "fp8", "fp4+fp8", "bf16", "fp4+bf16", "fp8+bf16", "fp4+fp8+bf16"
+    };
+    unsigned is = 0;
+    if (g->n.act == ACT_INT8 && g->w.quantized) return "int8";
+    for (int i = 0; i < g->config.layers; i++) is |= act_of_layer(&g->w.layers[i]);
+    if (g->n.act == ACT_BF16 && is) return "bf16";
+    return names[is];
+}
+
 /* ---- the page ---- */
 
 void server_start_page(server *s) {
@@ -69,7 +101,7 @@ void server_start_page(server *s) {
     add_kv_scales(&scales, k, g->config.layers);
     memory_plan_text(plan, sizeof plan, &g->plan);
     log_say("N-SERVE-MODEL", "%s: loaded in %.1f s from %s", s->name, s->load_seconds, s->o->dir);
-    log_say("N-SERVE-MODEL", "weights: %s", formats.p);
+    log_say("N-SERVE-MODEL", "weights: %s; inputs of quantized ones: %s", formats.p, server_act_name(g));
     log_say("N-SERVE-MODEL", "KV cache: %s, %d sequences of %d tokens, scales by layer [k,v]: %s",
             dtype_name(g->kv_type), g->st.slots, s->model.ctx, scales.n ? scales.p : "none");
     log_say("N-SERVE-MODEL", "memory: %s", plan);

@@ -23,8 +23,8 @@
  * minLength, maxLength, pattern, minimum, maximum, exclusiveMinimum, exclusiveMaximum (of integers), anyOf, oneOf (when no
  * value can fit two branches for all we can tell by types, const and enum), allOf (when the parts can be merged), $ref to
  * #..., $defs, definitions, nullable; annotations (title, description, default, examples, format, deprecated, readOnly,
- * writeOnly, $id, $schema, $comment, and what begins with x-) are ignored. Anything else that constrains is refused by
- * name.
+ * writeOnly, discriminator, $id, $schema, $comment, and what begins with x-) are ignored. Anything else that constrains is
+ * refused by name.
  *
  * Errors: E-GRAMMAR-SCHEMA (keyword and JSON pointer: not supported, malformed, or no value can fit), E-GRAMMAR-SIZE (too
  * large a grammar: time and memory of everything here are bounded), E-GRAMMAR-TOOL (tools that cannot be called so),

@@ -1,0 +1,218 @@
+"""What agent frameworks, proxies and odd HTTP clients send: paths, methods, framing, null fields, messages sent back as they came."""
+import gzip
+import json
+import socket
+
+import pytest
+
+from serving import Server
+
+USER = {"role": "user", "content": "What is the weather in Paris?"}
+CHAT = "/v1/chat/completions"
+BODY = json.dumps({"messages": [USER], "max_tokens": 2, "temperature": 0}).encode()
+CALL = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+
+
+@pytest.fixture(scope="module")
+def server(nibble, tiny):
+    s = Server(nibble, tiny, "--max-seqs", 4, "--alias", "tiny", "--alias", "owner/tiny")
+    yield s
+    s.close()
+
+
+def answer(raw):
+    """Status, headers (lower case) and body of the one answer in these bytes."""
+    head, body = raw.split(b"\r\n\r\n", 1)
+    lines = head.decode().split("\r\n")
+    return int(lines[0].split()[1]), {k.lower(): v for k, v in (s.split(": ", 1) for s in lines[1:])}, body
+
+
+def ask(server, method, path, headers=b"", body=b"", version=b"1.1"):
+    return answer(server.raw(method + b" " + path + b" HTTP/" + version + b"\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\n" + body))
+
+
+# ---- paths and methods ----
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/models/tiny", "/", "/nothing", CHAT])
+def test_head_has_no_body(server, path):
+    """Else the next answer on the connection would be read as the rest of this one."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        s.sendall(b"HEAD %s HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
+        raw = b""
+        while chunk := s.recv(65536):
+            raw += chunk
+    status, headers, rest = answer(raw)
+    want = server.request("GET", path)
+    assert status == want[0] and rest.startswith(b"HTTP/1.1 200 ") and answer(rest)[2] == b'{"status":"ok"}'
+    assert headers["content-length"] == want[1]["content-length"]
+
+
+def test_paths(server):
+    for path in ("/v1/models/", "/v1//models", "//v1/models", "/v1/models?limit=3", "/v1/models#x"):
+        assert ask(server, b"GET", path.encode())[0] == 200, path
+    for path in ("/v1/models/owner/tiny", "/v1/models/owner%2Ftiny", "/v1/models/owner%2ftiny/"):
+        assert server.get(path)[2]["id"] == "owner/tiny"
+    for path in (CHAT + "/", "/v1//chat/completions", CHAT + "?api-version=1"):
+        assert server.request("POST", path, BODY)[0] == 200
+    for path in ("/v1/models/owner%2", "/v1/models/%00", "/v1/models/%ff", "/v1/../health", "/chat/completions"):
+        status, _, out = server.get(path)
+        assert status == 404 and out["error"]["message"], path
+    assert ask(server, b"GET", b"http://x/health")[0] == 200
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        for path in ("/v1/models", "/v1/models/tiny", "/health"):
+            status, h, out = server.request(method, path, {} if method == "POST" else None)
+            assert (status, h["allow"], out["error"]["code"]) == (405, "GET, HEAD, OPTIONS", "method_not_allowed")
+    assert ask(server, b"OPTIONS", b"*")[0] == 204 and server.request("OPTIONS", CHAT)[0] == 204
+
+
+# ---- framing ----
+
+
+def length(n):
+    return b"Content-Length: %d\r\n" % n
+
+
+CHUNKS = b"".join(b"%x\r\n%s\r\n" % (len(BODY[i:i + 7]), BODY[i:i + 7]) for i in range(0, len(BODY), 7))
+
+
+def test_bodies_that_are_read(server):
+    for headers, body in [(length(len(BODY)), BODY), (b"Transfer-Encoding: chunked\r\n", CHUNKS + b"0\r\n\r\n"), (length(len(BODY)) * 2, BODY),
+                          (length(len(BODY)) + b"Content-Encoding: identity\r\n", BODY), (length(len(BODY)) + b"Content-Type: text/plain\r\n", BODY)]:
+        status, _, out = ask(server, b"POST", CHAT.encode(), headers, body)
+        assert status == 200 and json.loads(out)["usage"]["completion_tokens"] == 2, headers
+
+
+def test_bodies_that_are_refused(server):
+    packed = gzip.compress(BODY)
+    for headers, body, status in [(length(len(packed)) + b"Content-Encoding: gzip\r\n", packed, 415), (length(len(BODY)) + length(5), BODY, 400), (length(5) + length(len(BODY)), BODY, 400),
+                                  (b"Content-Length: -5\r\n", BODY, 400), (b"Transfer-Encoding: gzip, chunked\r\n", CHUNKS + b"0\r\n\r\n", 400), (b"", b"", 400),
+                                  (b"Transfer-Encoding: chunked\r\n", b"zz\r\nabc\r\n0\r\n\r\n", 413), (b"Expect: something\r\n" + length(len(BODY)), BODY, 417),
+                                  (b"X: " + b"a" * 70000 + b"\r\n", b"", 431)]:
+        got, _, out = ask(server, b"POST", CHAT.encode(), headers, body)
+        assert got == status and json.loads(out)["error"]["message"], (headers[:60], got)
+    assert ask(server, b"GET", b"/" + b"a" * 70000)[0] == 431
+
+
+def test_expect_continue(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        s.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n" % CHAT.encode() + length(len(BODY)) + b"\r\n")
+        assert s.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        s.sendall(BODY)
+        assert s.recv(1000).startswith(b"HTTP/1.1 200 ")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        s.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n" % CHAT.encode() + length(10 ** 9) + b"\r\n")
+        assert s.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+def test_http_1_0(server):
+    stream = BODY[:-1] + b', "stream": true}'
+    status, h, out = ask(server, b"POST", CHAT.encode(), length(len(BODY)), BODY, b"1.0")
+    assert status == 200 and "transfer-encoding" not in h and json.loads(out)["choices"]
+    status, h, out = ask(server, b"POST", CHAT.encode(), length(len(stream)), stream, b"1.0")
+    assert status == 200 and "transfer-encoding" not in h and out.startswith(b"data: {") and out.endswith(b"data: [DONE]\n\n")
+
+
+def test_pipelined(server):
+    """Requests sent before the answers come are answered in their order, behind a stream too."""
+    stream = BODY[:-1] + b', "stream": true}'
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        for body in (BODY, stream, BODY):
+            s.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\n" % CHAT.encode() + length(len(body)) + b"\r\n" + body)
+        s.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        raw = b""
+        while chunk := s.recv(65536):
+            raw += chunk
+    order = [raw.index(b'"object":"chat.completion"'), raw.index(b"data: [DONE]"), raw.rindex(b'"object":"chat.completion"'), raw.index(b'{"version"')]
+    assert order == sorted(order) and raw.count(b"HTTP/1.1 200 ") == 4
+
+
+# ---- access and information ----
+
+
+@pytest.mark.parametrize("act,want", [("auto", "fp4"), ("int8", "int8"), ("bf16", "bf16")])
+def test_inputs_of_quantized_linears_are_told(nibble, tiny, server, tmp_path, act, want):
+    nibble("quantize", tiny, "-o", tmp_path / "m", "--no-calib", "-q")
+    s = Server(nibble, tmp_path / "m", "--act", act)
+    assert s.get("/server_info")[2]["act"] == want and any(f"inputs of quantized ones: {want}" in line for line in s.said("N-SERVE-MODEL"))
+    s.close()
+    assert server.get("/server_info")[2]["act"] == "none"
+
+
+def test_either_key_will_do(nibble, tiny):
+    """Anthropic's client may send both headers."""
+    s = Server(nibble, tiny, "--api-key", "right", "--log-format", "off", "-q")
+    for bearer, key, status in [("right", "wrong", 200), ("wrong", "right", 200), ("wrong", "wrong", 401)]:
+        assert s.request("GET", "/v1/models", headers={"Authorization": f"Bearer {bearer}", "X-Api-Key": key})[0] == status
+    s.close()
+
+
+# ---- bodies ----
+
+
+def test_null_is_absent(server):
+    nulls = dict.fromkeys("""model temperature top_p n stop stream stream_options max_completion_tokens presence_penalty frequency_penalty logit_bias user seed logprobs
+        top_logprobs tools tool_choice parallel_tool_calls response_format functions function_call reasoning_effort metadata store service_tier modalities audio prediction
+        web_search_options verbosity top_k min_p repetition_penalty ignore_eos stop_token_ids return_token_ids continue_final_message add_generation_prompt separate_reasoning
+        chat_template_kwargs priority min_tokens prompt_cache_key prompt_cache_retention safety_identifier""".split())
+    plain = server.post(CHAT, {"messages": [USER], "max_tokens": 9, "seed": 1})
+    got = server.post(CHAT, {**nulls, "messages": [USER], "max_tokens": 9, "seed": 1})
+    assert got["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize("messages", [
+    [USER, {"role": "assistant", "content": None}, USER],
+    [USER, {"role": "assistant", "content": [], "refusal": None, "audio": None, "function_call": None, "annotations": [], "tool_calls": None}, USER],
+    [USER, {"role": "assistant", "refusal": None, "reasoning_content": None, "tool_calls": [{**CALL, "index": 0}]}, {"role": "tool", "tool_call_id": "c1", "content": None}],
+    [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "name": "get_weather", "content": [{"type": "text", "text": "sunny"}]}],
+    [{"role": "system", "content": ""}, USER],
+    [{"role": "system", "content": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]}, {**USER, "name": "bob", "id": "m1", "timestamp": 3}],
+    [{"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "text", "text": " the weather in Paris?"}]}],
+    [{"role": "user", "content": ""}]], ids=range(8))
+def test_messages_that_come_back(server, messages):
+    for more in ({}, {"tools": []}, {"tools": [], "tool_choice": "auto"}, {"tool_choice": "auto"}, {"tool_choice": "none", "tools": [TOOL]}, {"tools": [TOOL]}):
+        assert server.post(CHAT, {"messages": messages, "max_tokens": 1, **more})["usage"]["completion_tokens"] == 1
+
+
+def test_a_turn_sent_back_whole(server):
+    """Every message that the server makes is one that it takes: cut inside the thought, cut behind it, a call."""
+    for n, tools in [(3, None), (60, None), (300, None), (300, [TOOL])]:
+        body = {"temperature": 0, "max_tokens": n, "tools": tools, "chat_template_kwargs": {"enable_thinking": not tools}}
+        m = server.post(CHAT, {"messages": [USER], **body})["choices"][0]["message"]
+        assert tools is None or m["tool_calls"]
+        more = [{"role": "tool", "tool_call_id": m["tool_calls"][0]["id"], "content": "sunny"}] if tools else [USER]
+        server.post(CHAT, {"messages": [USER, m, *more], **body})
+
+
+def test_legacy_functions_are_refused_by_name(server):
+    for param, more in [("functions", {"functions": [{"name": "f", "parameters": {}}]}), ("function_call", {"function_call": "auto"}),
+                        ("messages[1].function_call", {"messages": [USER, {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}, USER]}),
+                        ("messages[1].role", {"messages": [USER, {"role": "function", "name": "f", "content": "x"}]}),
+                        ("tool_choice", {"tool_choice": "required", "tools": []}), ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+                        ("stream_options", {"stream": False, "stream_options": {"include_usage": True}})]:
+        e = server.post(CHAT, {"messages": [USER], **more}, 400)["error"]
+        assert e["param"] == param and e["type"] == "invalid_request_error", e
+
+
+def test_schema_of_a_tagged_union(server):
+    """As pydantic writes it: the discriminator only repeats what the branches say."""
+    def branch(name, **more):
+        return {"type": "object", "title": name, "properties": {"kind": {"const": name, "default": name, "type": "string"}, **more}, "required": ["kind", *more], "additionalProperties": False}
+
+    schema = {"$defs": {"A": branch("a", n={"type": "integer", "minimum": 0, "maximum": 9}), "B": branch("b", ok={"type": "boolean"})}, "type": "object",
+              "properties": {"x": {"discriminator": {"propertyName": "kind", "mapping": {"a": "#/$defs/A", "b": "#/$defs/B"}}, "oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}},
+              "required": ["x"], "additionalProperties": False}
+    for seed in range(4):
+        got = server.post(CHAT, {"messages": [USER], "seed": seed, "max_tokens": 300, "chat_template_kwargs": {"enable_thinking": False},
+                                 "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})["choices"][0]
+        x = json.loads(got["message"]["content"])["x"]
+        assert got["finish_reason"] == "stop" and (type(x["n"]) is int if x["kind"] == "a" else type(x["ok"]) is bool)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_more_tokens_than_there_is_room(server, field):
+    got = server.post(CHAT, {"messages": [USER], field: 10 ** 6, "stop": ["a"]})
+    assert got["choices"][0]["finish_reason"] in ("stop", "length")
+    one = server.post(CHAT, {"messages": [USER], "max_tokens": 50, "max_completion_tokens": 3, "ignore_eos": True})
+    assert one["usage"]["completion_tokens"] == 3  # the newer name counts
