@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the server costs, and whether it is fair.
 
-usage: bench_serve.py overhead [MODEL_DIR]   tokens/s of 1 and 16 streams beside bench_loop's, in turn; ratio of medians
+usage: bench_serve.py overhead [MODEL_DIR]   tokens/s of 1 and 16 streams beside bench_loop's: pairs in turn, median of their ratios
        bench_serve.py fair [MODEL_DIR]       256 streams at once: tokens of the slowest and the fastest at the same moment
        bench_serve.py soak [MODEL_DIR]       the crowd of tests/e2e/hostile.py for --seconds (600) or --requests: every good
                                              answer is what `nibble run` says, resident memory stays within 2 %
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests/e2e"))
 from hostile import Crowd  # noqa: E402
 from serving import Server  # noqa: E402
 
-TEXT = "Tom has 3 apples and buys 4. How many?"
+TEXT = "Tom has %d apples and buys 4. How many?"  # of stream i: 3 + i, as in bench_loop
 TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 
 
@@ -32,51 +32,76 @@ class Nibble:
     path = str(ROOT / "build/nibble")
 
 
-def streams(server, n, max_tokens, until=None):
-    """n identical streams: tokens per second after all have begun; with `until`, tokens of each once one has that many.
-
-    The clients share the server's processors, and what they cost is not the server's: once all have begun, a client of a
-    timed run sleeps until its stream has ended (SO_RCVLOWAT: less than that wakes nobody).
-    """
-    body = json.dumps({"prompt": TEXT, "temperature": 0, "ignore_eos": True, "max_tokens": max_tokens, "stream": True,
-                       "stream_options": {"include_usage": True, "continuous_usage_stats": bool(until)}}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    sel, socks = selectors.DefaultSelector(), []
-    for _ in range(n):
+def begin(server, n, max_tokens, same=False, **more):
+    """n streams that were asked for, of the same prompt or not: selector of their sockets."""
+    sel = selectors.DefaultSelector()
+    for i in range(n):
+        body = json.dumps({"prompt": TEXT % (3 if same else 3 + i), "temperature": 0, "ignore_eos": True, "max_tokens": max_tokens, "stream": True,
+                           "stream_options": {"include_usage": True, **more}}).encode()
         s = socket.create_connection(("127.0.0.1", server.port))
-        s.sendall(head)
-        socks.append(s)
-        sel.register(s, selectors.EVENT_READ, {"raw": b"", "tokens": 0, "begun": False, "done": False})
-    begun = done = 0
-    t0 = before = None
-    while done < n:
-        for key, _ in sel.select():
-            c = key.data
-            chunk = key.fileobj.recv(1 << 20)
-            if not chunk:
-                assert c["done"], "the server hung up"
-                sel.unregister(key.fileobj)
-                continue
-            c["raw"] = (c["raw"] + chunk)[-4096:]
-            if not c["begun"] and b'"text":"' in c["raw"]:
-                c["begun"] = True
-                begun += 1
-                if begun == n and t0 is None:
-                    for k in [] if until else socks:
-                        k.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 << 20)
-                    t0, before = time.perf_counter(), server.metric("vllm:generation_tokens_total")
-            if until and (m := TOKENS.findall(c["raw"])):
-                c["tokens"] = int(m[-1])
-                if c["tokens"] >= until:
-                    return [k.data["tokens"] for k in sel.get_map().values()]
-            if b"[DONE]" in c["raw"][-64:] and not c["done"]:
-                c["done"] = True
-                done += 1
-    seconds = time.perf_counter() - t0
-    rate = (server.metric("vllm:generation_tokens_total") - before) / seconds
-    for s in socks:
-        s.close()
-    return rate
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        sel.register(s, selectors.EVENT_READ, {"raw": b"", "tokens": 0})
+    return sel
+
+
+def receive(sel):
+    """What is there of any stream: its client, None for one that has ended."""
+    for key, _ in sel.select():
+        chunk = key.fileobj.recv(1 << 20)
+        if chunk:
+            key.data["raw"] = (key.data["raw"] + chunk)[-4096:]
+        else:
+            assert b"[DONE]" in key.data["raw"][-64:], "the server hung up"
+            sel.unregister(key.fileobj)
+            key.fileobj.close()
+        yield key.data if chunk else None
+
+
+def made(server):
+    """Generated tokens and when they were."""
+    tokens = server.metric("vllm:generation_tokens_total")
+    return tokens, time.perf_counter()
+
+
+def served(server, n, max_tokens):
+    """Tokens per second of n streams from when all have begun until the first one ends: what bench_loop measures.
+
+    The clients share the server's processors, and what they cost is not the server's: once all have begun, they sleep until a
+    stream has ended (SO_RCVLOWAT: less than that wakes nobody).
+    """
+    sel, begun = begin(server, n, max_tokens), set()
+    while len(begun) < n:
+        for c in receive(sel):
+            assert c, "a stream ended before all had begun: more --tokens"
+            if b'"text":"' in c["raw"]:
+                begun.add(id(c))
+    for key in sel.get_map().values():
+        key.fileobj.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 << 20)
+    before, t0 = made(server)
+    sel.select()
+    after, t1 = made(server)
+    while sel.get_map():
+        for _ in receive(sel):
+            pass
+    return (after - before) / (t1 - t0)
+
+
+class Bare:
+    """bench_loop, opened once."""
+
+    def __init__(self, model, n, a):
+        self.p = subprocess.Popen([ROOT / f"build/{a.build}/bench/bench_loop", "--requests", str(n), "--max-tokens", str(a.tokens),
+                                   "--threads", str(a.threads), "--chunk", "256", "--lines", model],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def rate(self):
+        self.p.stdin.write("\n")
+        self.p.stdin.flush()
+        return float(self.p.stdout.readline())
+
+    def close(self):
+        self.p.stdin.close()
+        assert self.p.wait() == 0
 
 
 def event_seconds(pid):
@@ -86,25 +111,44 @@ def event_seconds(pid):
 
 
 def overhead(model, a):
+    """Both sides stay open, so that neither pays for a start, and run in turn, first the one, then the other: what else the machine
+    does meets both. Same options, same requests, same part of their lives; a first run of each is not counted. The last two
+    figures are the same for two bare loops: how far to trust the others."""
     for n in a.streams:
-        ours, bare = [], []
         s = Server(Nibble, model, "--max-seqs", n, "--ctx", 512 + a.tokens, "--log-format", "off", "--prefix-cache", 0, "-t", a.threads)
-        streams(s, n, a.tokens)
-        cpu, made = event_seconds(s.p.pid), s.metric("vllm:generation_tokens_total")
-        for _ in range(a.repeat):
-            ours.append(streams(s, n, a.tokens))
-            bare.append(float(subprocess.check_output([ROOT / f"build/{a.build}/bench/bench_loop", "--requests", str(n), "--repeat", "1",
-                                                       "--max-tokens", str(a.tokens), "--threads", str(a.threads), model])))
-        per_token = (event_seconds(s.p.pid) - cpu) / (s.metric("vllm:generation_tokens_total") - made)
-        s.close()
-        ratio = statistics.median(x / y for x, y in zip(ours, bare))
-        print(f"{n:3} streams: {statistics.median(ours):9.1f} tokens/s served, {statistics.median(bare):9.1f} bare, overhead {100 * (1 - ratio):.1f} %; "
-              f"HTTP thread {1e6 * per_token:.0f} us of processor time a token")
+        bare, twin = Bare(model, n, a), Bare(model, n, a)
+        sides = [lambda: served(s, n, a.tokens), bare.rate, twin.rate]
+        for side in sides:
+            side()
+        rates, seconds, tokens = [[], [], []], event_seconds(s.p.pid), made(s)[0]
+        for i in range(a.repeat):
+            for k in (0, 1, 2) if i % 2 else (2, 1, 0):
+                rates[k].append(sides[k]())
+        per_token = (event_seconds(s.p.pid) - seconds) / (made(s)[0] - tokens)
+        for x in (s, bare, twin):
+            x.close()
+        ours, theirs, again = rates
+        print(f"{n:3} streams: {statistics.median(ours):7.1f} tokens/s served, {statistics.median(theirs):7.1f} bare, overhead {cost(ours, theirs)}; "
+              f"HTTP thread {1e6 * per_token:.1f} us of processor time a token; bare beside bare {cost(again, theirs)}")
+
+
+def cost(ours, theirs):
+    """Median and quartiles of what is missing, in percent."""
+    lost = [100 * (1 - x / y) for x, y in zip(ours, theirs)]
+    low, mid, high = statistics.quantiles(lost, n=4)
+    return f"{mid:.1f} % ({low:.1f} to {high:.1f})"
 
 
 def fair(model, a):
     s = Server(Nibble, model, "--max-seqs", a.clients, "--ctx", 512, "--log-format", "off", "--prefix-cache", 0, "--max-connections", 2 * a.clients)
-    got = sorted(streams(s, a.clients, 200, until=100))
+    sel, got = begin(s, a.clients, 200, same=True, continuous_usage_stats=True), []
+    while not got:
+        for c in receive(sel):
+            if c and (m := TOKENS.findall(c["raw"])):
+                c["tokens"] = int(m[-1])
+                if c["tokens"] >= 100:
+                    got = sorted(k.data["tokens"] for k in sel.get_map().values())
+                    break
     print(f"{a.clients} streams when the first has 100 tokens: slowest {got[0]}, median {got[len(got) // 2]}, fastest {got[-1]}: ratio {got[-1] / max(got[0], 1):.2f}")
     s.close()
     return got[-1] < 1.5 * got[0]
@@ -130,7 +174,7 @@ def main():
     p.add_argument("what", choices=("overhead", "fair", "soak"))
     p.add_argument("model", nargs="?", default=str(ROOT / "assets/qwen36-tiny"))
     p.add_argument("--tokens", type=int, default=128)
-    p.add_argument("--repeat", type=int, default=5)
+    p.add_argument("--repeat", type=int, default=15)
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--clients", type=int, default=256)
     p.add_argument("--seconds", type=int, default=600)

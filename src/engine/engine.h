@@ -174,6 +174,10 @@ typedef struct loop_options {
     /* As in gen_options, for benchmarks of models that were never trained; without penalties and rules. NULL: as verified */
     int (*simulate)(void *ctx, int depth);
     void *simulate_ctx;
+    /* On the thread that steps the loop, at the end of a step, when its callbacks were called and loop_counted tells of it;
+     * NULL: none */
+    void (*on_step)(void *ctx);
+    void *on_step_ctx;
 } loop_options;
 
 /* A request. Callbacks run on the thread that steps the loop, without a lock held: they may submit and cancel. */

@@ -213,6 +213,7 @@ bool loop_step(loop *l) {
     }
     alarm_step(l);
     loop_publish(l);
+    if (l->opt.on_step) l->opt.on_step(l->opt.on_step_ctx);
     return rows > 0 || l->n_queue > 0;
 }
 

@@ -5,6 +5,8 @@
  * - while writing it reads, and takes a half-close for the end: reading is switched off after each write.
  * - it has no deadline for a whole request (only for a pause) and no limit of connections: every connection's bufferevent is
  *   kept in a list that a timer walks.
+ * - a chunk costs it four system calls: while nothing waits to be written, a stream's chunks go to the socket at once, and only
+ *   what the socket does not take goes through evhttp's buffer.
  * - its own error pages are HTML: they are replaced before they leave. */
 #include "serve/http.h"
 
@@ -22,6 +24,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -64,6 +67,7 @@ struct http_call {
     struct event *probe; /* look whether it was reset */
     int probes;
     bool replied, streaming, ended, answered, half_closed;
+    bool chunked, on_write; /* stream: each piece is a chunk; evhttp calls on_written when its buffer is empty */
     int status;
     size_t bytes_out;
     double started, last_write;
@@ -615,6 +619,8 @@ void http_stream_open(http_call *c, int status, const char *content_type) {
     c->last_write = clock_seconds();
     http_reply_header(c, "Content-Type", content_type);
     evhttp_send_reply_start(c->req, status, NULL);
+    c->chunked =
+        evhttp_find_header(evhttp_request_get_output_headers(c->req), "Transfer-Encoding") != NULL; /* HTTP/1.1 */
     stop_reading(c);
 }
 
@@ -628,8 +634,33 @@ static void on_written(struct evhttp_connection *conn, void *arg) {
     drained(c->own);
 }
 
+/* What the socket does not take now waits in the buffer. Errors are found there too, so they end the call as always. */
+static void write_now(http_call *c, str piece) {
+    char size[24] = "", crlf[] = "\r\n";
+    const int n = c->chunked ? snprintf(size, sizeof size, "%zx\r\n", piece.n) : 0;
+    struct iovec v[] = { { size, (size_t)n }, { (void *)(uintptr_t)piece.p, piece.n }, { crlf, c->chunked ? 2 : 0 } };
+    const struct msghdr m = { .msg_iov = v, .msg_iovlen = ARRAY_LEN(v) };
+    const ssize_t sent = sendmsg(bufferevent_getfd(c->g->bev), &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+    size_t skip = sent > 0 ? (size_t)sent : 0;
+    bool ok = true;
+    for (size_t i = 0; ok && i < ARRAY_LEN(v); i++) {
+        const size_t part = skip < v[i].iov_len ? skip : v[i].iov_len;
+        skip -= part;
+        if (part < v[i].iov_len)
+            ok = bufferevent_write(c->g->bev, (char *)v[i].iov_base + part, v[i].iov_len - part) == 0;
+    }
+    CHECK(ok, "no memory for a reply");
+}
+
 void http_stream_write(http_call *c, str piece) {
     if (c->ended || piece.n == 0) return;
+    if (c->on_write && evbuffer_get_length(bufferevent_get_output(c->g->bev)) == 0) {
+        c->bytes_out += piece.n;
+        c->last_write = clock_seconds();
+        write_now(c, piece);
+        return;
+    }
+    c->on_write = true;
     struct evbuffer *b = evbuffer_new();
     CHECK(b && evbuffer_add(b, piece.p, piece.n) == 0, "no memory for a reply");
     c->bytes_out += piece.n;

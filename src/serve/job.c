@@ -56,9 +56,7 @@ struct job {
 
 /* ---- the bridge ---- */
 
-static void signal_locked(job_bridge *b) {
-    if (b->signalled) return;
-    b->signalled = true;
+static void signal_now(job_bridge *b) {
     const uint64_t one = 1;
     while (write(b->fd, &one, sizeof one) < 0 && errno == EINTR) {
     }
@@ -149,13 +147,24 @@ void job_bridge_post(job_bridge *b, void (*fn)(void *ctx), void *ctx) {
     pthread_mutex_lock(&b->lock);
     *b->posts_end = p;
     b->posts_end = &p->next;
-    signal_locked(b);
+    const bool first = !b->signalled;
+    b->signalled = true;
     pthread_mutex_unlock(&b->lock);
+    if (first) signal_now(b);
 }
 
 int job_bridge_jobs(const job_bridge *b) { return b->jobs; }
 
 /* ---- the engine's side ---- */
+
+void job_bridge_step(void *bridge) {
+    job_bridge *b = bridge;
+    pthread_mutex_lock(&b->lock);
+    const bool news = b->dirty && !b->signalled;
+    if (news) b->signalled = true;
+    pthread_mutex_unlock(&b->lock);
+    if (news) signal_now(b); /* without the lock, which is what the other thread takes first */
+}
 
 static void put_locked(job *j, job_token t) {
     job_news *n = &j->news;
@@ -169,7 +178,6 @@ static void put_locked(job *j, job_token t) {
     j->next_dirty = NULL;
     *j->b->dirty_end = j;
     j->b->dirty_end = &j->next_dirty;
-    signal_locked(j->b);
 }
 
 static void put_top_locked(job_news *n, const int32_t *ids, const double *values, int count) {

@@ -314,10 +314,13 @@ static void on_loaded(void *ctx) {
 static void *loader_run(void *arg) {
     server *s = arg;
     const serve_options *o = s->o;
+    loop_options lo = o->loop;
+    lo.on_step = job_bridge_step;
+    lo.on_step_ctx = s->bridge;
     if (engine_open(&s->g, o->dir, &o->engine, &s->fault) && o->defaults(o->ctx, &s->model.defaults, s->g, &s->fault) &&
         grammar_vocab_new(&s->vocab, s->g->tok, s->g->n.real_vocab, &s->fault) &&
-        engine_selftest(s->g, o->loop.depth, BOOT_TEST_TOKENS, &s->fault) &&
-        loop_open(&s->l, s->g, &o->loop, &s->fault) && loop_start(s->l, &s->fault)) {
+        engine_selftest(s->g, o->loop.depth, BOOT_TEST_TOKENS, &s->fault) && loop_open(&s->l, s->g, &lo, &s->fault) &&
+        loop_start(s->l, &s->fault)) {
     }
     job_bridge_post(s->bridge, on_loaded, s);
     return NULL;
