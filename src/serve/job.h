@@ -15,8 +15,8 @@ NODISCARD bool job_bridge_open(job_bridge **out, struct event_base *base, err *e
 void job_bridge_close(job_bridge *b); /* when no job is left */
 /* Any thread: run fn(ctx) on the event thread. */
 void job_bridge_post(job_bridge *b, void (*fn)(void *ctx), void *ctx);
-/* Engine thread, at the end of a step (loop_options.on_step, ctx: the bridge): the event thread is told of what the step made. Not
- * before: woken by a step's first token it takes the engine's processor from it, and again for each of the others. */
+/* Engine thread, at the end of a step (loop_options.on_step, ctx: the bridge): the event thread is told of what the step made.
+ * Not before: woken by a step's first token it takes the engine's processor from it, and again for each of the others. */
 void job_bridge_step(void *bridge);
 /* Run what was posted now. */
 void job_bridge_flush(job_bridge *b);
