@@ -20,6 +20,17 @@ bool access_log_open(server *s, err *e) {
     return true;
 }
 
+static void write_prompt(buf *b, const chat *c) {
+    buf text = { 0 };
+    if (c->rendered.n == 0) /* a prompt that no template made */
+        for (size_t i = 0; i < c->prompt.n; i++) buf_str(&text, tokenizer_bytes(c->model->g->tok, c->prompt.v[i]));
+    if (c->rendered.n || text.n) {
+        buf_puts(b, ",\"prompt\":");
+        json_write_str(b, c->rendered.n ? buf_view(&c->rendered) : buf_view(&text));
+    }
+    buf_free(&text);
+}
+
 static void write_chat(buf *b, const server *s, const chat *c) {
     const chat_usage u = c->choices ? chat_total_usage(c) : (chat_usage){ .prompt_tokens = c->prompt_tokens };
     buf_printf(b,
@@ -37,10 +48,7 @@ static void write_chat(buf *b, const server *s, const chat *c) {
         buf_puts(b, ",\"accept_length\":");
         json_write_double(b, (double)(u.accepted + u.rounds) / (double)u.rounds);
     }
-    if (s->o->log_prompts && c->rendered.n) {
-        buf_puts(b, ",\"prompt\":");
-        json_write_str(b, buf_view(&c->rendered));
-    }
+    if (s->o->log_prompts) write_prompt(b, c);
 }
 
 void access_log(server *s, http_call *call, const chat *c) {

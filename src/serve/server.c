@@ -14,7 +14,14 @@
 #include "serve/sse.h"
 
 /* Ticks are counted, not seconds: when the whole process was stopped nobody missed a beat. */
-enum { STALL_SECONDS = 30, STALL_ROWS = 256, TICK_MICROS = 250000, SILENT_TICKS = 3, BOOT_TEST_TOKENS = 4 };
+enum {
+    STALL_SECONDS = 30,
+    STALL_ROWS = 256,
+    TICK_MICROS = 250000,
+    SILENT_TICKS = 3,
+    BOOT_TEST_TOKENS = 4,
+    LAST_WORDS_SECONDS = 2
+};
 
 static const chat_dialect *const dialects[] = {
     &api_chat,       &api_completions, &api_render,    &api_tokenize,
@@ -58,6 +65,7 @@ static void on_prepared(void *ctx) {
     chat *c = p->c;
     s->n_preparing--;
     c->preparing = false;
+    if (s->cut_off) fault_set(&p->f, 503, "shutting_down", "the server is shutting down");
     if (c->orphan) {
         chat_free(c);
     } else if (p->f.status) {
@@ -226,9 +234,25 @@ static bool feel_pulse(server *s) {
 
 bool server_engine_beats(server *s) { return feel_pulse(s) || s->silent_ticks < SILENT_TICKS; }
 
+/* The time for draining is over: who still waits for an answer is told so. */
+static void cut_off(server *s) {
+    s->cut_off = true;
+    for (chat *c = s->chats, *next; c; c = next) {
+        fault f = { 0 };
+        next = c->next;
+        if (c->open == 0 || !c->call) continue; /* being prepared, or answered and not yet sent */
+        fault_set(&f, 503, "shutting_down", "the server is shutting down: this answer ends here");
+        s->counts.failed++;
+        c->counted = true;
+        chat_fail(c, &f);
+    }
+}
+
 static void finish_drain(server *s) {
-    const double waited = clock_seconds() - s->drain_since;
-    if (s->n_chats > 0 && (s->o->drain_seconds == 0 || waited < s->o->drain_seconds)) return;
+    const double waited = clock_seconds() - s->drain_since, limit = s->o->drain_seconds;
+    if (s->n_chats > 0 && (limit == 0 || waited < limit)) return;
+    if (s->n_chats > 0 && !s->cut_off) cut_off(s);
+    if (s->n_chats > 0 && waited < limit + LAST_WORDS_SECONDS) return;
     event_base_loopbreak(s->base);
 }
 

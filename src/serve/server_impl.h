@@ -45,6 +45,7 @@ typedef struct server {
     arg_strings ignored_names; /* unknown fields said already */
     struct event *tick, *sigterm, *sigint, *sighup;
     double drain_since;
+    bool cut_off;       /* what ran longer than --drain was told so */
     int64_t last_steps; /* of the engine, and when they last changed */
     double last_progress;
     loop_pulse pulse; /* as last felt, and how many beats of `tick` ago it changed */

@@ -26,6 +26,28 @@ def help_options(nibble, command):
     return set(re.findall(r"^(?:  -\w, |      )(--[a-z][a-z-]*)", text, re.M))
 
 
+def test_serving_reference(nibble, root):
+    """docs/SERVING.md names every option, endpoint, field and error code of the server."""
+    page = (root / "docs/SERVING.md").read_text()
+    sources = {p.name: p.read_text() for p in (root / "src/serve").glob("*.c")}
+    text = "\n".join(sources.values())
+    fields = {n for p, s in sources.items() if p.startswith("api_") for names in re.findall(r"(?:known|unserved)\[\] = \{(.*?)\};", s, re.S) for n in re.findall(r'"(\w+)"', names)}
+    paths = re.findall(r'\.path = "(.+?)"', text) + [p for p in re.findall(r'\{ "(/.*?)", get_', text)]
+    codes = set(re.findall(r'(?:fault_set|refuse)\([^;"]*?\b(?:\d{3}), "([a-z_]+)"', text))
+    assert len(fields) > 60 and len(paths) > 12 and len(codes) > 10, "nothing found in the sources: has their form changed?"
+    assert sorted(o for o in help_options(nibble, "serve") if not re.search(re.escape(o) + r"(?![\w-])", page)) == []
+    assert sorted(n for n in fields if not re.search(rf"\b{n}\b", page)) == []
+    assert sorted(p for p in paths if f"`{p}`" not in page) == [] == sorted(c for c in codes if f"`{c}`" not in page)
+
+
+def test_deployment_files(nibble, root):
+    unit, manifest = ((root / "deploy" / name).read_text() for name in ("nibble.service", "kubernetes.yaml"))
+    command = re.search(r"^ExecStart=(.*)$", unit, re.M)[1] + re.search(r"args: \[(.*)\]", manifest)[1]
+    named = set(re.findall(r"--[a-z][a-z-]*", command))
+    assert len(named) >= 5 and named <= help_options(nibble, "serve")
+    assert set(re.findall(r"httpGet: \{path: (\S+),", manifest)) == {"/ready", "/health"} and "NIBBLE_API_KEY" in manifest
+
+
 def test_every_command_is_there(nibble, root):
     listed = re.findall(r"^  (\w+) ", nibble("--help").decode().split("\nexamples:")[0], re.M)
     assert sorted(listed) == sorted(COMMANDS)

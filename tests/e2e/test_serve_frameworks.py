@@ -1,6 +1,7 @@
 """What agent frameworks, proxies and odd HTTP clients send: paths, methods, framing, null fields, messages sent back as they came."""
 import gzip
 import json
+import signal
 import socket
 
 import pytest
@@ -216,3 +217,76 @@ def test_more_tokens_than_there_is_room(server, field):
     assert got["choices"][0]["finish_reason"] in ("stop", "length")
     one = server.post(CHAT, {"messages": [USER], "max_tokens": 50, "max_completion_tokens": 3, "ignore_eos": True})
     assert one["usage"]["completion_tokens"] == 3  # the newer name counts
+
+
+# ---- ends ----
+
+
+def test_what_outlives_the_drain_is_told(nibble, tiny):
+    """--drain: a stream gets an error event and its end, in the form of its dialect, a plain request a 503."""
+    s = Server(nibble, tiny, "--drain", 0.3, "--max-seqs", 6)
+    chat = {"messages": [USER], "ignore_eos": True}
+    dialects = [(CHAT, chat), ("/v1/completions", {"prompt": "Tom has 3", "ignore_eos": True, "max_tokens": 4000}), ("/v1/responses", {"input": "hi", "ignore_eos": True}),
+                ("/v1/messages", {**chat, "max_tokens": 4000})]
+    slow = {"logprobs": True, "top_logprobs": 20}
+    plain = s.open_stream({**chat, "n": 64})
+    streams = [s.open_stream({**body, "stream": True, **(slow if path == CHAT else {}), "n": 64} if path in (CHAT, "/v1/completions") else {**body, "stream": True}, path)
+               for path, body in dialects]
+    s.wait_metric("vllm:num_requests_running", 6)
+    outs = [x.recv(65536) for x in streams]
+    s.p.send_signal(signal.SIGTERM)
+    for i, x in enumerate(streams):
+        while chunk := x.recv(65536):
+            outs[i] += chunk
+    told = b""
+    while chunk := plain.recv(65536):
+        told += chunk
+    status, h, body = answer(told.split(b"HTTP/1.1 100 Continue\r\n\r\n")[-1])
+    assert (status, json.loads(body)["error"]["code"]) == (503, "shutting_down") and int(h["retry-after"]) >= 1
+    assert outs[0].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") and b'data: {"error":{"message":"the server is shutting down' in outs[0]
+    assert outs[1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") and b'data: {"error":{' in outs[1]
+    for out, event in ((outs[2], b"event: response.failed\n"), (outs[3], b"event: error\n")):
+        assert b"the server is shutting down" in out.split(event)[1] and out.endswith(b"\r\n0\r\n\r\n")
+    assert s.p.wait(20) == 0
+
+
+def test_prompts_are_logged_when_asked_for(nibble, tiny):
+    s = Server(nibble, tiny, "--log-prompts")
+    s.chat("a secret word", max_tokens=1)
+    s.post("/v1/completions", {"prompt": "another secret<|im_end|>", "max_tokens": 1})
+    s.stop()
+    assert [("secret word" in x["prompt"], x["prompt"] == "another secret<|im_end|>") for x in s.access()] == [(True, False), (False, True)]
+
+
+def test_limits_by_option(nibble, tiny):
+    s = Server(nibble, tiny, "--max-body", 1024, "--max-connections", 3, "-q", "--log-format", "off")
+    assert s.request("POST", CHAT, {"messages": [{**USER, "content": "x" * 2000}]})[0] == 413
+    open_ = [socket.create_connection(("127.0.0.1", s.port), timeout=20) for _ in range(5)]
+    for c in open_:
+        c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    for c in open_[:3]:
+        assert c.recv(1000).endswith(b'{"status":"ok"}')
+    open_[4].settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        open_[4].recv(1000)
+    for c in open_[:3]:
+        c.close()
+    open_[4].settimeout(20)
+    assert open_[3].recv(1000).endswith(b'{"status":"ok"}') and open_[4].recv(1000).endswith(b'{"status":"ok"}')
+    for c in open_:
+        c.close()
+    s.close()
+
+
+def test_defaults_by_option(nibble, tiny):
+    s = Server(nibble, tiny, "--ctx", 512, "--temperature", 0, "--top-k", 7, "--top-p", 0.5, "--min-p", 0.05, "--presence-penalty", 0.3, "--no-think", "--kv", "bf16", "--kv-memory", "1M",
+               "--draft-head", 512, "--head", "screened", "--chunk", 64, "-t", 1, "--isa", "ref", "--memory", "200M", "--prefix-cache", 0, "--spec", 1, "-q")
+    i = s.get("/server_info")[2]
+    assert (i["context"], i["kv_cache"], i["chunk"], i["threads"], i["isa"], i["depth"]) == (512, "BF16", 64, 1, "ref", 1)
+    want = {"temperature": 0, "top_k": 7, "top_p": 0.5, "min_p": 0.05, "presence_penalty": 0.3}
+    assert {k: i["sampling_defaults"][k] for k in want} == want
+    one, two = (s.post(CHAT, {"messages": [USER], "max_tokens": 9, **more}) for more in ({}, want))
+    assert one["choices"] == two["choices"] and "reasoning_content" not in one["choices"][0]["message"] and two["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert s.post(CHAT, {"messages": [USER], "max_tokens": 9, "chat_template_kwargs": {"enable_thinking": True}})["choices"][0]["message"]["reasoning_content"]
+    assert s.lines[0].startswith("ready ")
+    s.close()
