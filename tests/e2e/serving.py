@@ -17,7 +17,12 @@ class Frozen:
     SEIZE, INTERRUPT, DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
 
     def __init__(self, pid, name):
-        self.tids = [int(t) for t in os.listdir(f"/proc/{pid}/task") if open(f"/proc/{pid}/task/{t}/comm").read() == name + "\n"]
+        end = time.time() + 5  # a thread takes its name soon after its start
+        while True:
+            self.tids = [int(t) for t in os.listdir(f"/proc/{pid}/task") if open(f"/proc/{pid}/task/{t}/comm").read() == name + "\n"]
+            if self.tids or time.time() > end:
+                break
+            time.sleep(0.01)
         assert len(self.tids) == 1, f"{len(self.tids)} threads are called {name}"
         self.libc = ctypes.CDLL(None, use_errno=True)
         self.libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
