@@ -1,10 +1,11 @@
 /* bench_attn - attention over a long context and the gated delta net, with the real shapes, beside a streaming read.
  *
- *   bench_attn [--threads N] [--isa NAME] [--ms N] [--only TEXT]
+ *   bench_attn [--threads N] [--isa NAME] [--ms N] [--only TEXT] [--hot]
  *
  * Ops of the CPU backend run over many layers' caches in turn, so that KV and states come from memory as they do in a model.
  * GB/s counts the bytes of KV read once, or of the state read and written once; "share" is the median of (seconds of a
- * plain read of as many bytes) / (seconds of the op), measured in turn. */
+ * plain read of as many bytes) / (seconds of the op), measured in turn.
+ * --hot: one layer's again and again, which shows what is left when memory costs nothing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,7 @@ static float *in, *out, *gates, *weights, *pend;
 static ops *o;
 static pool *readers;
 static int threads = 2;
+static bool hot;
 
 static bool operands_new(void) {
     memory = aligned_alloc(4096, (size_t)MEMORY);
@@ -157,7 +159,7 @@ static double seconds_of(const job *j, int layer, bool read) {
 static void measure(job j, const char *name, int traffic, double macs, double budget) {
     enum { MAX = 4000 };
     static double mine[MAX], read[MAX], ratio[MAX];
-    j.layers = (int)(MEMORY / j.bytes);
+    j.layers = hot ? 1 : (int)(MEMORY / j.bytes);
     int n = 0;
     const double start = clock_seconds();
     for (; n < MAX && (n < 5 || clock_seconds() - start < budget); n++) {
@@ -221,6 +223,7 @@ int main(int argc, char **argv) {
         { .type = ARG_INT, .name = "ms", .dst = &ms, .lo = 1, .hi = 10000, .help = "time per figure" },
         { .type = ARG_STR, .name = "isa", .dst = &isa_name, .help = "cap: ref avx2 avx512 neon" },
         { .type = ARG_STR, .name = "only", .dst = &only, .help = "rows with this in their name" },
+        { .type = ARG_FLAG, .name = "hot", .dst = &hot, .help = "KV and states stay in the caches" },
     };
     const arg_spec spec = { .usage = "bench_attn [options]", .opts = opts, .count = ARRAY_LEN(opts) };
     arg_strings pos = { 0 };
