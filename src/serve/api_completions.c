@@ -120,7 +120,13 @@ static void write_token_text(buf *b, const chat *c, int32_t id) {
     json_write_str(b, tokenizer_bytes(c->model->g->tok, id));
 }
 
-/* The older form: parallel lists. */
+static void write_top(buf *b, const chat *c, int32_t id, double logprob) {
+    write_token_text(b, c, id);
+    buf_byte(b, ':');
+    json_write_double(b, logprob);
+}
+
+/* The older form: parallel lists; the chosen token is always among the best, as one more when need be. */
 static void write_logprobs(buf *b, const chat_choice *ch, int first, int n) {
     const chat *c = ch->owner;
     const own *o = c->own;
@@ -138,12 +144,17 @@ static void write_logprobs(buf *b, const chat_choice *ch, int first, int n) {
     }
     buf_puts(b, "],\"top_logprobs\":[");
     for (int i = first; k > 0 && i < first + n; i++) {
+        const chat_token *chosen = &ch->tokens[i];
+        bool there = false;
         buf_puts(b, i > first ? ",{" : "{");
         for (int j = 0; j < k && ch->top_ids[i * k + j] >= 0; j++) {
             if (j) buf_byte(b, ',');
-            write_token_text(b, c, ch->top_ids[i * k + j]);
-            buf_byte(b, ':');
-            json_write_double(b, ch->top_logprobs[i * k + j]);
+            write_top(b, c, ch->top_ids[i * k + j], ch->top_logprobs[i * k + j]);
+            there |= ch->top_ids[i * k + j] == chosen->id;
+        }
+        if (!there) {
+            buf_byte(b, ',');
+            write_top(b, c, chosen->id, chosen->logprob);
         }
         buf_byte(b, '}');
     }

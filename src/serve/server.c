@@ -309,7 +309,7 @@ static void fill_model(server *s) {
                              .g = g,
                              .defaults = s->model.defaults,
                              .ctx = g->st.capacity,
-                             .max_choices = CHAT_MAX_CHOICES,
+                             .max_choices = (int)min_i64(CHAT_MAX_CHOICES, (int64_t)g->st.slots + o->loop.max_queue),
                              .thinking = o->thinking,
                              .deadline_seconds = o->deadline_seconds,
                              .created = (int64_t)time(NULL),

@@ -141,6 +141,14 @@ def test_inputs_of_quantized_linears_are_told(nibble, tiny, server, tmp_path, ac
     assert server.get("/server_info")[2]["act"] == "none"
 
 
+def test_more_answers_than_can_ever_wait(nibble, tiny):
+    """Not 429: trying again would not help."""
+    s = Server(nibble, tiny, "--max-seqs", 1, "--max-queue", 2, "-q", "--log-format", "off")
+    assert len(s.post(CHAT, {"messages": [USER], "n": 3, "max_tokens": 1})["choices"]) == 3
+    assert s.post(CHAT, {"messages": [USER], "n": 4, "max_tokens": 1}, 400)["error"]["param"] == "n"
+    s.close()
+
+
 def test_either_key_will_do(nibble, tiny):
     """Anthropic's client may send both headers."""
     s = Server(nibble, tiny, "--api-key", "right", "--log-format", "off", "-q")
@@ -209,6 +217,29 @@ def test_schema_of_a_tagged_union(server):
                                  "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})["choices"][0]
         x = json.loads(got["message"]["content"])["x"]
         assert got["finish_reason"] == "stop" and (type(x["n"]) is int if x["kind"] == "a" else type(x["ok"]) is bool)
+
+
+def test_older_logprobs_hold_the_chosen_token(server):
+    body = {"prompt": "Tom has", "max_tokens": 3, "temperature": 0, "logprobs": 2}
+    token = server.post("/tokenize", {"prompt": "&"})["tokens"][0]
+    for more, sizes in ({}, [2] * 3), ({"logit_bias": {token: 100}}, [3] * 3):
+        lp = server.post("/v1/completions", {**body, **more})["choices"][0]["logprobs"]
+        assert [len(t) for t in lp["top_logprobs"]] == sizes
+        assert [t[name] for t, name in zip(lp["top_logprobs"], lp["tokens"])] == lp["token_logprobs"]
+
+
+@pytest.mark.parametrize("text", ["\U0001F30A x \U0001F468\u200d\U0001F469 \ud55c\uad6d \U00020000 \u00e9\n\"q\\", "</param \ud55c <tag>"])
+def test_characters_of_many_tokens(server, text):
+    """Enforced, so that every byte is a token of its own: no chunk holds a part of a character."""
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": text}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"s": {"const": text}}, "required": ["s"], "additionalProperties": False}}}]
+    for more in ({"response_format": form}, {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}):
+        body = {"messages": [USER], "temperature": 0, "max_tokens": 400, "chat_template_kwargs": {"enable_thinking": False}, **more}
+        deltas = [e["choices"][0]["delta"] for e in server.events(CHAT, body)]
+        streamed = "".join((d.get("content") or "") + "".join(t["function"]["arguments"] for t in d.get("tool_calls", [])) for d in deltas)
+        m = server.post(CHAT, body)["choices"][0]["message"]
+        assert streamed == (m["content"] or m["tool_calls"][0]["function"]["arguments"])
+        assert json.loads(streamed) == (text if "tools" not in more else {"s": text})
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
