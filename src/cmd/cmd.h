@@ -44,11 +44,11 @@ typedef struct cmd_sampling {
     const char *system, *draft_head;
     arg_strings stops, bias, stop_ids; /* as given */
     bool has_temperature, has_top_p, has_min_p, has_top_k, has_spec, has_seed, ignore_eos;
-    bool has_presence, has_frequency, has_repetition;
+    bool has_presence, has_frequency, has_repetition, selftest;
     sampler_bias *bias_values; /* what cmd_sampler made of bias and stop_ids */
     int32_t *stop_values;
 } cmd_sampling;
-enum { CMD_SAMPLING_OPTIONS = 26 };
+enum { CMD_SAMPLING_OPTIONS = 27 };
 /* Fill opts[CMD_SAMPLING_OPTIONS] for `s` and set s to its defaults. */
 void cmd_sampling_options(arg_opt *opts, cmd_sampling *s);
 /* Merge with the checkpoint's defaults; draws a seed when none is given. *out borrows from s until cmd_sampling_free; its

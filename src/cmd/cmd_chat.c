@@ -193,7 +193,8 @@ int cmd_chat(int argc, char **argv, err *e) {
             fail(e, ERR_INPUT, "E-TEMPLATE-MISSING", "%s: no chat template (use `nibble run --raw`)", dir);
         } else if (cmd_sampler(&c.sampling, &c.opt, c.g, e)) {
             c.depth = !c.g->n.has_mtp ? 0 : c.opt.has_spec ? c.opt.spec : 2;
-            if (session_open(&c.s, c.g, c.depth > 0, e)) code = talk(&c, e);
+            if ((!c.opt.selftest || engine_selftest_all(c.g, c.depth, e)) && session_open(&c.s, c.g, c.depth > 0, e))
+                code = talk(&c, e);
             session_close(&c.s);
         }
     }

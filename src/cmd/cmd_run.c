@@ -220,7 +220,8 @@ static int answer(options *o, engine *g, double load_seconds, err *e) {
     token_rule rule = { 0 };
     loop_stats stats = { 0 };
     const gen_result *r = &c.turn.r;
-    bool ok = cmd_sampler(&p, &o->s, g, e) && make_prompt(o, g, &mem, &request, &prompt, &thinks, e) &&
+    bool ok = (!o->s.selftest || engine_selftest_all(g, depth, e)) && cmd_sampler(&p, &o->s, g, e) &&
+              make_prompt(o, g, &mem, &request, &prompt, &thinks, e) &&
               cmd_constrain(&shape, &rule, o->json_schema, o->json_object, g, thinks, &p, e) &&
               loop_open(&lp, g, &(loop_options){ .depth = depth, .fixed_depth = true }, e);
     if (ok) {

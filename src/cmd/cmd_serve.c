@@ -73,6 +73,7 @@ static bool serve(options *o, const char *dir, int *code, err *e) {
                                    .need_text = true };
     so->loop = (loop_options){ .depth = o->s.has_spec ? o->s.spec : 2, .max_queue = o->queue };
     so->limits.max_body_bytes = (size_t)o->max_body;
+    so->selftest = o->s.selftest;
     so->thinking = o->s.think == 0 ? -1 : o->s.think == 1;
     if (!so->access_log) so->access_log = "-";
     if (o->log_format == 1) so->access_log = NULL;
@@ -265,6 +266,10 @@ int cmd_serve(int argc, char **argv, err *e) {
           .hi = INT64_MAX,
           .none = "what is available",
           .help = "refuse to start when weights and caches need more" },
+        { .type = ARG_FLAG,
+          .name = "selftest",
+          .dst = &o.s.selftest,
+          .help = "a longer self-test before the first request: more tokens, and alone as in a batch" },
         { .type = ARG_GROUP, .help = "Defaults of requests" },
         { .type = ARG_DOUBLE,
           .name = "temperature",

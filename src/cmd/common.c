@@ -291,6 +291,10 @@ void cmd_sampling_options(arg_opt *o, cmd_sampling *s) {
           .hi = INT64_MAX,
           .none = "what is available",
           .help = "refuse to start when weights and caches need more" },
+        { .type = ARG_FLAG,
+          .name = "selftest",
+          .dst = &s->selftest,
+          .help = "first test that built-in prompts get the same tokens with drafts as without, in a batch as alone" },
         { .type = ARG_SET,
           .name = "think",
           .dst = &s->think,
@@ -401,6 +405,7 @@ bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool 
     if (!cmd_draft_head(&rows, s->draft_head, e)) return false;
     const engine_options o = { .ops = cmd_ops_options(),
                                .ctx = s->ctx,
+                               .slots = s->selftest ? 2 : 1, /* one beside another is a batch */
                                .kv = (kv_mode)s->kv,
                                .act = (act_mode)s->act,
                                .heads = { .mode = (head_mode)s->head, .draft_rows = rows },

@@ -8,7 +8,7 @@
 #include "engine/loop_impl.h"
 #include "engine/prefix_file.h"
 
-enum { WINDOW_ROUNDS = 200, WINDOW_PROMPTS = SPEC_WATCH_PROMPTS, TEST_PROMPTS = 4 };
+enum { WINDOW_ROUNDS = 200, WINDOW_PROMPTS = SPEC_WATCH_PROMPTS };
 
 static const double FLOOR_LENGTH = 1.2, PIN_SHARE = 0.99;
 
@@ -68,13 +68,13 @@ void alarm_round(loop *l, const seq *s, int accepted) {
 typedef struct answer {
     spec_test *t;
     request *r;
-    int32_t ids[SPEC_TEST_TOKENS];
+    int32_t ids[ENGINE_TEST_TOKENS];
     int n, want;
 } answer;
 
 struct spec_test {
     loop *l;
-    answer plain[TEST_PROMPTS], drafted[TEST_PROMPTS];
+    answer plain[ALARM_PROMPTS], drafted[ALARM_PROMPTS];
     int open;
     bool cut; /* the loop was closed */
     const char *wrong;
@@ -120,12 +120,12 @@ static void on_done(void *ctx, int choice, const gen_result *r, const err *e) {
 
 /* Texts for a model with a tokenizer, numbers for one without. */
 static bool make_prompt(const engine *g, id_list *out, int which, err *e) {
-    static const char *const texts[TEST_PROMPTS] = { "The answer to this question is", "1, 2, 3, 4, 5, 6, 7, 8,",
-                                                     "Once upon a time there was a", "def main():\n    print(" };
+    static const char *const texts[ALARM_PROMPTS] = { "The answer to this question is", "1, 2, 3, 4, 5, 6, 7, 8,",
+                                                      "Once upon a time there was a", "def main():\n    print(" };
     out->n = 0;
     if (g->tok && !tokenizer_encode(g->tok, out, str_of(texts[which]), NULL, e)) return false;
     for (int i = 0; !g->tok && i < 8; i++) ids_add(out, (int32_t)((which * 7919 + i * 104729 + 17) % g->n.real_vocab));
-    if ((int)out->n + SPEC_TEST_TOKENS >= g->st.capacity) out->n = 1; /* a context too small to test more in */
+    if ((int)out->n + ENGINE_TEST_TOKENS >= g->st.capacity) out->n = 1; /* a context too small to test more in */
     return true;
 }
 
@@ -146,26 +146,43 @@ static bool ask(spec_test *t, answer *a, const id_list *prompt, int depth, int t
 }
 
 bool alarm_test(loop *l, int tokens, err *e) {
-    CHECK(!l->test && tokens <= SPEC_TEST_TOKENS, "a test of %d tokens", tokens);
+    CHECK(!l->test && tokens >= 1 && tokens <= ENGINE_TEST_TOKENS, "a test of %d tokens", tokens);
     spec_test *t = l->test = xcalloc(1, sizeof *t);
     id_list prompt = { 0 };
     bool ok = true;
     t->l = l;
-    for (int i = 0; ok && i < TEST_PROMPTS; i++)
+    for (int i = 0; ok && i < ALARM_PROMPTS; i++)
         ok = make_prompt(l->g, &prompt, i, e) && ask(t, &t->plain[i], &prompt, 0, tokens, e) &&
              ask(t, &t->drafted[i], &prompt, l->opt.depth, tokens, e);
     ids_free(&prompt);
     return ok;
 }
 
+static bool same(const answer *a, const answer *b) {
+    return a->n == b->n && memcmp(a->ids, b->ids, (size_t)a->n * sizeof *a->ids) == 0;
+}
+
 static const char *verdict(const spec_test *t) {
     if (t->wrong) return t->wrong;
-    for (int i = 0; i < TEST_PROMPTS; i++) {
-        const answer *a = &t->plain[i], *b = &t->drafted[i];
-        if (a->n != b->n || memcmp(a->ids, b->ids, (size_t)a->n * sizeof *a->ids) != 0)
+    for (int i = 0; i < ALARM_PROMPTS; i++)
+        if (!same(&t->plain[i], &t->drafted[i]))
             return t->l->opt.depth > 0 ? "other tokens with drafts than without" : "two answers to one question";
-    }
     return NULL;
+}
+
+bool alarm_test_alone(loop *l, int tokens, err *e) {
+    spec_test *t = l->test;
+    id_list prompt = { 0 };
+    answer a;
+    bool ok = true;
+    CHECK(t && t->open == 0 && l->n_active == 0, "a test alone while others run");
+    for (int i = 0; ok && i < 2 * ALARM_PROMPTS && !t->fault.id; i++) {
+        ok = make_prompt(l->g, &prompt, i / 2, e) && ask(t, &a, &prompt, i % 2 ? l->opt.depth : 0, tokens, e);
+        while (ok && t->open > 0) loop_step(l);
+        if (ok && !same(&a, &t->plain[i / 2])) t->wrong = "other tokens alone than among others";
+    }
+    ids_free(&prompt);
+    return ok;
 }
 
 /* Nothing that was made with drafts can be trusted, nor what it left behind. */
@@ -204,7 +221,7 @@ void alarm_step(loop *l) {
     w->test_due = false;
     w->next_test = 2 * l->counts.spec_pinned;
     err unused = { 0 }; /* no memory: another time */
-    if (!alarm_test(l, SPEC_TEST_TOKENS, &unused)) l->test->cut = true;
+    if (!alarm_test(l, ENGINE_TEST_TOKENS, &unused)) l->test->cut = true;
 }
 
 void alarm_close(loop *l) { free(l->test); }

@@ -14,7 +14,7 @@
 #include "text/template.h"
 #include "text/tokenizer.h"
 
-enum { ENGINE_MAX_DRAFT = 5 };
+enum { ENGINE_MAX_DRAFT = 5, ENGINE_TEST_TOKENS = 32 };
 
 /* KV_CACHE_AUTO: FP8 when the export declares it, else float32. */
 typedef enum kv_mode { KV_CACHE_AUTO, KV_CACHE_F32, KV_CACHE_BF16, KV_CACHE_FP8 } kv_mode;
@@ -75,10 +75,13 @@ NODISCARD bool engine_ask(engine *g, int row, const token_rule *rule, int choice
  * becomes one that it does. */
 NODISCARD bool engine_redraft(engine *g, int32_t *id, int row, const float *hidden, const token_rule *rule, int choice,
                               const int32_t *ahead, int n, err *e);
-/* Greedy answers of `tokens` tokens (1 to 32) to built-in prompts, together: with up to `depth` drafts per round they must be
- * those without, and the draft layer's memory must differ from the model's. Needs a slot that is not in use. Errors:
- * E-SPEC-CORRUPT, E-ENGINE-NONFINITE, E-ENGINE-SLOTS, E-MACHINE-MEMORY, device errors. */
+/* Greedy answers of `tokens` tokens (1 to ENGINE_TEST_TOKENS) to built-in prompts, as many together as there are slots: with
+ * up to `depth` drafts per round they must be those without, and the draft layer's memory must differ from the model's. Needs a
+ * slot that is not in use. Errors: E-SPEC-CORRUPT, E-ENGINE-NONFINITE, E-ENGINE-SLOTS, E-MACHINE-MEMORY, device errors. */
 NODISCARD bool engine_selftest(engine *g, int depth, int tokens, err *e);
+/* The same with ENGINE_TEST_TOKENS tokens, then each answer once more alone: the same again. Says N-SPEC-TESTED with what was
+ * compared and the seconds. */
+NODISCARD bool engine_selftest_all(engine *g, int depth, err *e);
 /* Can these tokens be a prompt? Errors: E-ENGINE-EMPTY, E-ENGINE-CONTEXT (n >= ctx), E-ENGINE-TOKEN (id outside the
  * vocabulary). */
 NODISCARD bool engine_check_prompt(const engine *g, const int32_t *ids, int n, err *e);

@@ -13,7 +13,7 @@
 #include "engine/prefix.h"
 
 enum { LOOP_KEEP_ROWS = 2 * OPS_MAX_PENDING, LOOP_MAX_CHOICES = 128, LOOP_MAX_LOGPROBS = 64 };
-enum { SPEC_WATCH_PROMPTS = 4, SPEC_TEST_TOKENS = 32 };
+enum { SPEC_WATCH_PROMPTS = 4, ALARM_PROMPTS = 4 };
 
 typedef struct request request;
 
@@ -201,6 +201,8 @@ NODISCARD bool round_choose(loop *l, err *e);
 void alarm_round(loop *l, const seq *s, int accepted);
 /* Begin the test that plain and drafted answers agree, of so many tokens each. */
 NODISCARD bool alarm_test(loop *l, int tokens, err *e);
+/* After it, in a loop with nothing else: each answer once more, one request at a time. */
+NODISCARD bool alarm_test_alone(loop *l, int tokens, err *e);
 /* Its outcome once it is over, true before. Errors: E-SPEC-CORRUPT, those of its requests. */
 NODISCARD bool alarm_tested(loop *l, err *e);
 /* At the end of a step: tests that are due begin, and what failed one has consequences. */

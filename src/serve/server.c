@@ -335,6 +335,12 @@ static void on_loaded(void *ctx) {
     server_start_page(s);
 }
 
+static bool selftest(server *s) {
+    const int depth = s->o->loop.depth;
+    return s->o->selftest ? engine_selftest_all(s->g, depth, &s->fault)
+                          : engine_selftest(s->g, depth, BOOT_TEST_TOKENS, &s->fault);
+}
+
 static void *loader_run(void *arg) {
     server *s = arg;
     const serve_options *o = s->o;
@@ -342,9 +348,8 @@ static void *loader_run(void *arg) {
     lo.on_step = job_bridge_step;
     lo.on_step_ctx = s->bridge;
     if (engine_open(&s->g, o->dir, &o->engine, &s->fault) && o->defaults(o->ctx, &s->model.defaults, s->g, &s->fault) &&
-        grammar_vocab_new(&s->vocab, s->g->tok, s->g->n.real_vocab, &s->fault) &&
-        engine_selftest(s->g, o->loop.depth, BOOT_TEST_TOKENS, &s->fault) && loop_open(&s->l, s->g, &lo, &s->fault) &&
-        loop_start(s->l, &s->fault)) {
+        grammar_vocab_new(&s->vocab, s->g->tok, s->g->n.real_vocab, &s->fault) && selftest(s) &&
+        loop_open(&s->l, s->g, &lo, &s->fault) && loop_start(s->l, &s->fault)) {
     }
     job_bridge_post(s->bridge, on_loaded, s);
     return NULL;

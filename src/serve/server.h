@@ -22,6 +22,7 @@ typedef struct serve_options {
     double deadline_seconds; /* of a request; 0 = none */
     double drain_seconds;    /* after SIGTERM; 0: until all have finished */
     int thinking;            /* default of enable_thinking: -1 as the template has it */
+    bool selftest;           /* engine_selftest_all before the first request, not the short one */
     engine_options engine;
     loop_options loop;
     const char *version, *commit;

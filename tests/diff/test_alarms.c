@@ -126,6 +126,22 @@ static void test_selftest_holds(void **state) {
     engine_close(g);
 }
 
+/* What --selftest does: alone too, and said. */
+static void test_all_of_it(void **state) {
+    (void)state;
+    err e = { 0 };
+    for (int slots = 1; slots <= 9; slots += 4) {
+        engine *g = open_edited(NULL, slots);
+        said.n = 0;
+        OK(engine_selftest_all(g, slots % 3, &e));
+        assert_int_equal(times("N-SPEC-TESTED"), 1);
+        session s;
+        OK(session_open(&s, g, false, &e));
+        session_close(&s);
+        engine_close(g);
+    }
+}
+
 /* A head that is never right: said once, and the tokens are those of the sound model. */
 static void test_floor(void **state) {
     (void)state;
@@ -251,18 +267,52 @@ static void test_other_tokens(void **state) {
     assert_false(engine_selftest(g, 2, 32, &e));
     assert_string_equal(e.id, "E-SPEC-CORRUPT");
     assert_non_null(strstr(e.msg, "other tokens with drafts than without"));
+    said.n = 0;
+    assert_false(engine_selftest_all(g, 2, &e));
+    assert_string_equal(e.id, "E-SPEC-CORRUPT");
+    assert_int_equal(times("N-SPEC-TESTED"), 0);
     g->o->gdn = real_gdn;
     e = (err){ 0 };
     OK(engine_selftest(g, 2, 32, &e));
     engine_close(g);
 }
 
+/* A device whose last sequence of several is wrong: with and without drafts alike, but not alone. */
+static void crowded_gdn(ops *o, float *out, const float *c, const float *a, const float *b, const float *neg_a,
+                        const float *dt_bias, ops_gdn *st, const ops_span *spans, int n) {
+    real_gdn(o, out, c, a, b, neg_a, dt_bias, st, spans, n);
+    int64_t values = 0;
+    for (int i = 0; i < n; i++) values += spans[i].rows;
+    values *= (int64_t)st->v_heads * st->v_dim;
+    for (int64_t i = 0; n > 1 && i < values; i++) out[i] = 0;
+}
+
+static void test_other_tokens_alone(void **state) {
+    (void)state;
+    err e = { 0 };
+    engine *g = open_edited(NULL, 8); /* all of the test's requests in each step */
+    real_gdn = g->o->gdn;
+    g->o->gdn = crowded_gdn;
+    OK(engine_selftest(g, 0, 32, &e));
+    assert_false(engine_selftest_all(g, 0, &e));
+    assert_string_equal(e.id, "E-SPEC-CORRUPT");
+    assert_non_null(strstr(e.msg, "other tokens alone than among others"));
+    g->o->gdn = real_gdn;
+    e = (err){ 0 };
+    OK(engine_selftest_all(g, 0, &e));
+    engine_close(g);
+}
+
 int main(void) {
     log_set_sink(note, NULL);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_selftest_holds),       cmocka_unit_test(test_floor),   cmocka_unit_test(test_pinned),
-        cmocka_unit_test(test_closed_while_testing), cmocka_unit_test(test_corrupt), cmocka_unit_test(test_other_tokens)
-    };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_selftest_holds),
+                                        cmocka_unit_test(test_all_of_it),
+                                        cmocka_unit_test(test_other_tokens_alone),
+                                        cmocka_unit_test(test_floor),
+                                        cmocka_unit_test(test_pinned),
+                                        cmocka_unit_test(test_closed_while_testing),
+                                        cmocka_unit_test(test_corrupt),
+                                        cmocka_unit_test(test_other_tokens) };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     free(zeros);
     return failed;

@@ -1,4 +1,6 @@
 """Acceptance that looks wrong is said by the server, once, and counted where monitors look."""
+import subprocess
+
 import pytest
 
 from serving import Server
@@ -45,3 +47,29 @@ def test_model_that_says_one_thing(serve, tiny, tmp_path):
             break
     assert alarms(s)["spec_pinned"] > 0 and alarms(s)["spec_corrupt"] == alarms(s)["spec_floor"] == 0
     assert len(s.said("W-SPEC-PINNED")) == 1 and s.said("E-SPEC-CORRUPT") == []
+
+
+COMMANDS = (("run", "-p", "hi", "--max-tokens", 1), ("chat", "--max-tokens", 1), ("serve", "--port", 0))
+
+
+def test_selftest_passes(nibble, serve, tiny):
+    for command, *args in COMMANDS[:2]:
+        said = nibble.full(command, tiny, *args, "--selftest", stdin=b"hi\n").stderr.decode()
+        assert said.count("N-SPEC-TESTED") == 1 and "(2 drafts per round), alone and 2 at a time" in said, said
+        assert "N-SPEC-TESTED" not in nibble.full(command, tiny, *args, stdin=b"hi\n").stderr.decode()
+    s = serve(tiny, "--selftest", "--max-seqs", 4, "--spec", 1)
+    assert len(s.said("N-SPEC-TESTED")) == 1 and "(1 drafts per round), alone and 4 at a time" in s.said("N-SPEC-TESTED")[0]
+
+
+def test_selftest_refuses_to_start(nibble, tiny, tmp_path):
+    """The last norm makes NaN of everything: nothing is answered, no port is opened."""
+    def spoil(t):
+        name, = [k for k in t if k.endswith("language_model.norm.weight")]
+        dtype, shape, data = t[name]
+        t[name] = (dtype, shape, b"\xc0\x7f" * (len(data) // 2))
+    broken = edit_tensors(tiny, tmp_path / "m", spoil)
+    for command, *args in COMMANDS:
+        p = subprocess.run([nibble.path, command, broken, *map(str, args), "--selftest"], input=b"hi\n", capture_output=True, timeout=60)
+        said = p.stderr.decode()
+        assert p.returncode == 3 and "E-ENGINE-NONFINITE" in said and "N-SPEC-TESTED" not in said, said
+        assert p.stdout == b"" and "ready" not in said
