@@ -316,7 +316,8 @@ const char *linear_name(const linear *w);
 bool linear_owns_data(const linear *w); /* repacked: the data it was made from is not read again */
 int linear_rows(const linear *w);
 int linear_cols(const linear *w);
-size_t head_bytes(const lm_head *h); /* of the 8-bit copy; 0: none */
+size_t head_bytes(const lm_head *h);      /* of the 8-bit copy; 0: none */
+bool head_known_finite(const lm_head *h); /* its 8-bit copy was made of rows without NaN and Inf; false says nothing */
 head_counts head_counted(const lm_head *h);
 const char *experts_name(const experts *x);
 int experts_count(const experts *x);

@@ -13,6 +13,7 @@
 typedef struct pack_job {
     const cpu *c;
     lm_head *h;
+    bool *bad; /* [threads] NaN or Inf was seen */
 } pack_job;
 
 static void pack_part(void *ctx, int thread, int threads) {
@@ -23,7 +24,7 @@ static void pack_part(void *ctx, int thread, int threads) {
     pool_share(h->rows, 64, thread, threads, &begin, &end);
     for (int64_t n = begin; n < end; n++) {
         cpu_upcast_row(j->c, row, &h->full, n);
-        head_pack_row(h, &j->c->s, (int)n, row);
+        if (!head_pack_row(h, &j->c->s, (int)n, row)) j->bad[thread] = true;
     }
 }
 
@@ -36,8 +37,12 @@ bool cpu_head_new(ops *o, lm_head **out, const linear *full, int rows, bool scre
             return false;
         }
         cpu_own_need(c, (size_t)h->cols * sizeof(float));
-        pack_job j = { c, h };
+        pack_job j = { c, h, xcalloc((size_t)c->threads, sizeof *j.bad) };
         cpu_run(c, pack_part, &j, (double)rows * h->cols);
+        bool bad = false;
+        for (int t = 0; t < c->threads; t++) bad = bad || j.bad[t];
+        free(j.bad);
+        h->finite = !bad;
     }
     *out = h;
     return true;

@@ -45,7 +45,7 @@ static double dot32_gamma(int K) {
     return n * u / (1 - n * u);
 }
 
-void head_pack_row(lm_head *h, const screen_kern *k, int n, const float *w) {
+bool head_pack_row(lm_head *h, const screen_kern *k, int n, const float *w) {
     screen_row r;
     k->pack(h->codes + n * h->stride, &r, w, h->cols);
     const double norm = sqrt(r.norm2) * WIDER, error = sqrt(r.err2) * WIDER;
@@ -55,6 +55,7 @@ void head_pack_row(lm_head *h, const screen_kern *k, int n, const float *w) {
     h->sums[n] = r.sum;
     h->per_norm[n] = usable ? round_up((error + dot32_gamma(h->cols) * norm) * (1 + 0x1p-20)) : INFINITY;
     h->per_rest[n] = usable ? round_up((double)r.scale * sqrt(r.code2) * (1 + 0x1p-20)) : 0;
+    return r.finite;
 }
 
 bool head_input_make(head_input *x, const lm_head *h, const float *hidden) {
@@ -123,4 +124,5 @@ void head_no_more(int32_t *ids, float *logits, int n, int k) {
 
 int head_cols(const lm_head *h) { return h->cols; }
 size_t head_bytes(const lm_head *h) { return h->block ? h->bytes : 0; }
+bool head_known_finite(const lm_head *h) { return h->finite; }
 head_counts head_counted(const lm_head *h) { return h->counts; }

@@ -15,6 +15,7 @@ struct lm_head {
     /* |logit - scale step (Q . q)| <= per_norm |h| + per_rest |h - step q| + rounding (head_bound) */
     float *scale, *per_norm, *per_rest;
     int32_t *sums; /* of codes */
+    bool finite;   /* no row of the copy has NaN or Inf */
     head_counts counts;
 };
 
@@ -22,8 +23,8 @@ struct lm_head {
 lm_head *head_plain(const linear *full, int rows);
 /* Room for the copy of every row. */
 NODISCARD bool head_room(lm_head *h, ops *o, err *e);
-/* The copy of row n, already upcast to w [cols]. */
-void head_pack_row(lm_head *h, const screen_kern *k, int n, const float *w);
+/* The copy of row n, already upcast to w [cols]. False: NaN or Inf in it. */
+bool head_pack_row(lm_head *h, const screen_kern *k, int n, const float *w);
 int head_cols(const lm_head *h);
 
 /* One row of inputs against the copy. */
