@@ -71,6 +71,7 @@ struct http_call {
     int status;
     size_t bytes_out;
     double started, last_write;
+    http_method method;
     buf path;
     str body;
     char peer[64];
@@ -246,6 +247,16 @@ static guard *guard_of(http *h, const struct bufferevent *bev) {
     return g;
 }
 
+static http_method read_method(const struct evhttp_request *req) {
+    switch (evhttp_request_get_command(req)) {
+    case EVHTTP_REQ_GET: return HTTP_GET;
+    case EVHTTP_REQ_POST: return HTTP_POST;
+    case EVHTTP_REQ_HEAD: return HTTP_HEAD;
+    case EVHTTP_REQ_OPTIONS: return HTTP_OPTIONS;
+    default: return HTTP_OTHER;
+    }
+}
+
 static void read_path(buf *out, const struct evhttp_request *req) {
     const struct evhttp_uri *parsed = evhttp_request_get_evhttp_uri(req);
     const char *uri = evhttp_request_get_uri(req), *path = parsed ? evhttp_uri_get_path(parsed) : NULL;
@@ -299,6 +310,7 @@ static void on_request(struct evhttp_request *req, void *arg) {
     uint16_t port = 0;
     evhttp_connection_get_peer(conn, &address, &port);
     snprintf(c->peer, sizeof c->peer, "%s", address ? address : "");
+    c->method = read_method(req);
     read_path(&c->path, req);
     struct evbuffer *in = evhttp_request_get_input_buffer(req);
     const size_t n = evbuffer_get_length(in);
@@ -524,22 +536,14 @@ int http_connections(const http *h) { return h->n_guards; }
 
 /* ---- reading a call ---- */
 
-http_method http_call_method(const http_call *c) {
-    switch (evhttp_request_get_command(c->req)) {
-    case EVHTTP_REQ_GET: return HTTP_GET;
-    case EVHTTP_REQ_POST: return HTTP_POST;
-    case EVHTTP_REQ_HEAD: return HTTP_HEAD;
-    case EVHTTP_REQ_OPTIONS: return HTTP_OPTIONS;
-    default: return HTTP_OTHER;
-    }
-}
+http_method http_call_method(const http_call *c) { return c->method; }
 
 const char *http_call_method_name(const http_call *c) {
     static const char *const names[] = { "GET", "POST", "HEAD", "OPTIONS", "OTHER" };
-    return c->req ? names[http_call_method(c)] : "-";
+    return names[c->method];
 }
 
-str http_call_path(const http_call *c) { return c->req ? buf_view(&c->path) : STR("-"); }
+str http_call_path(const http_call *c) { return buf_view(&c->path); }
 str http_call_body(const http_call *c) { return c->body; }
 const char *http_call_peer(const http_call *c) { return c->peer; }
 int http_call_status(const http_call *c) { return c->status; }

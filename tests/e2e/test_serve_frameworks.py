@@ -1,8 +1,11 @@
 """What agent frameworks, proxies and odd HTTP clients send: paths, methods, framing, null fields, messages sent back as they came."""
 import gzip
+import http.client
 import json
 import signal
 import socket
+import subprocess
+import time
 
 import pytest
 
@@ -287,6 +290,46 @@ def test_prompts_are_logged_when_asked_for(nibble, tiny):
     s.post("/v1/completions", {"prompt": "another secret<|im_end|>", "max_tokens": 1})
     s.stop()
     assert [("secret word" in x["prompt"], x["prompt"] == "another secret<|im_end|>") for x in s.access()] == [(True, False), (False, True)]
+
+
+def test_who_left_is_in_the_log(nibble, tiny):
+    s = Server(nibble, tiny, "--max-seqs", 1)
+    for stream in (True, False, True):  # generated, waiting, waiting
+        x = s.open_stream({"messages": [USER], "ignore_eos": True, "stream": stream})
+        s.wait_metric("vllm:num_requests_running", 1)
+        left = (x, s.open_stream({"messages": [USER], "ignore_eos": True, "stream": not stream}))
+        s.wait_metric("vllm:num_requests_waiting", 1)
+        for x in reversed(left):
+            x.close()
+        s.wait_metric("vllm:num_requests_running", 0)
+    s.stop()
+    lines = [x for x in s.access() if x["path"] != "/metrics"]
+    assert [(x["method"], x["path"], x["finish"]) for x in lines] == [("POST", CHAT, "cancelled")] * 6
+    assert [x["status"] for x in lines] == [0 if not x["stream"] else 200 for x in lines]
+
+
+def test_answers_while_loading(nibble, tiny):
+    """It listens at once and says that it is loading."""
+    with socket.create_server(("127.0.0.1", 0)) as x:
+        port = x.getsockname()[1]
+    p = subprocess.Popen([nibble.path, "serve", tiny, "--port", str(port), "-q", "--log-format", "off", "-t", "1", "--isa", "ref"], stderr=subprocess.DEVNULL)
+    seen, end = {}, time.time() + 30
+    while ("/ready", 200) not in seen:
+        assert time.time() < end and p.poll() is None
+        for method, path in (("POST", CHAT), ("POST", "/v1/messages"), ("GET", "/health"), ("GET", "/version"), ("GET", "/metrics"), ("GET", "/server_info"), ("GET", "/ready")):
+            c = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            try:
+                c.request(method, path, b"{}")
+                r = c.getresponse()
+                seen[path, r.status] = r.headers["retry-after"], r.read()
+            except ConnectionRefusedError:
+                time.sleep(0.001)
+            c.close()
+    for path in (CHAT, "/v1/messages", "/health", "/ready"):
+        retry, body = seen[path, 503]
+        assert retry == "5" and b"load" in body
+    p.send_signal(signal.SIGTERM)
+    assert p.wait(20) == 0
 
 
 def test_limits_by_option(nibble, tiny):
