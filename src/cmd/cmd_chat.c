@@ -5,12 +5,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cmd/cmd.h"
+#include "cmd/ask.h"
 #include "text/reply.h"
 
+/* For what is known of earlier turns. */
+static const int64_t MOST_KEPT_BYTES = (int64_t)2 << 30;
+
 typedef struct chat {
+    cmd_turn turn; /* first: callbacks get it */
     engine *g;
-    session s;
+    loop *l;
     cmd_sampling opt;
     sampler_params sampling;
     int depth;
@@ -28,8 +32,8 @@ static void show_piece(void *ctx, split_kind kind, str piece) {
     fflush(stdout);
 }
 
-static bool on_token(void *ctx, int32_t id, double logprob, const int32_t *top, const double *values) {
-    (void)logprob, (void)top, (void)values;
+static bool on_token(void *ctx, int choice, int32_t id, double logprob, const int32_t *top, const double *values) {
+    (void)choice, (void)logprob, (void)top, (void)values;
     return reply_push(&((chat *)ctx)->r, id);
 }
 
@@ -66,40 +70,54 @@ static bool prompt_ids(chat *c, id_list *out, bool *thinks, err *e) {
     return ok;
 }
 
+static void report(const chat *c) {
+    const gen_result *r = &c->turn.r;
+    if (r->finish == GEN_CANCEL) fprintf(stderr, "(stopped)\n");
+    if (r->finish == GEN_CONTEXT)
+        fprintf(stderr, "(the context of %d tokens is full: /reset starts anew)\n", c->g->st.capacity);
+    if (!cmd_common()->quiet)
+        fprintf(stderr, "(%d + %d tokens, %d kept from before, %.1f/s, accept length %.2f)\n", r->prompt_tokens,
+                r->output_tokens, r->cached_tokens,
+                r->decode_seconds > 0 ? (r->output_tokens - 1) / r->decode_seconds : 0.0, gen_accept_length(r));
+}
+
+static bool answer(chat *c, const id_list *prompt, bool thinks, err *e) {
+    int marks[TOKENIZER_MAX_TURNS];
+    const sampler_params *p = &c->sampling;
+    reply_init(&c->r, c->g->tok, thinks, NULL, c->opt.stops.v, c->opt.stops.n);
+    c->r.min_tokens = p->min_tokens;
+    c->r.on_piece = show_piece;
+    c->r.ctx = c;
+    const loop_request q = { .prompt = prompt->v,
+                             .n_prompt = (int)prompt->n,
+                             .marks = marks,
+                             .n_marks = tokenizer_turns(c->g->tok, marks, prompt->v, (int)prompt->n),
+                             .max_tokens = c->opt.max_tokens,
+                             .depth = -1,
+                             .whole_rounds = true,
+                             .sampling = *p,
+                             .stop_ids = p->stop_ids,
+                             .n_stop_ids = p->n_stop_ids,
+                             .on_token = on_token,
+                             .on_done = cmd_turn_done,
+                             .ctx = c };
+    const bool ok = cmd_ask(c->l, &c->turn, &q, e);
+    reply_end(&c->r);
+    if (ok) add_message(c, "assistant", buf_view(&c->r.text), buf_view(&c->r.thought));
+    reply_free(&c->r);
+    return ok;
+}
+
 /* One turn. A failure of this turn (a prompt too long, say) leaves the conversation as it was before. */
 static bool turn(chat *c, const char *line, err *e) {
     const size_t before = c->messages.n;
     id_list prompt = { 0 };
     bool thinks;
-    gen_result r = { 0 };
     add_message(c, "user", str_of(line), (str){ 0 });
-    bool ok = prompt_ids(c, &prompt, &thinks, e) && session_set(&c->s, prompt.v, (int)prompt.n, e);
-    if (ok) {
-        reply_init(&c->r, c->g->tok, thinks, NULL, c->opt.stops.v, c->opt.stops.n);
-        c->r.min_tokens = c->sampling.min_tokens;
-        c->r.on_piece = show_piece;
-        c->r.ctx = c;
-        const gen_options gen = { .max_tokens = c->opt.max_tokens,
-                                  .depth = c->depth,
-                                  .sampling = c->sampling,
-                                  .stop_ids = c->sampling.stop_ids,
-                                  .n_stop_ids = c->sampling.n_stop_ids,
-                                  .on_token = on_token,
-                                  .ctx = c,
-                                  .cancel = cmd_interrupt() };
-        ok = session_generate(&c->s, &gen, &r, e);
-        reply_end(&c->r);
-        if (ok) add_message(c, "assistant", buf_view(&c->r.text), buf_view(&c->r.thought));
-        reply_free(&c->r);
-    }
+    const bool ok = prompt_ids(c, &prompt, &thinks, e) && answer(c, &prompt, thinks, e);
     if (ok) {
         printf("\n");
-        if (r.finish == GEN_CANCEL) fprintf(stderr, "(stopped)\n");
-        if (r.finish == GEN_CONTEXT)
-            fprintf(stderr, "(the context of %d tokens is full: /reset starts anew)\n", c->g->st.capacity);
-        if (!cmd_common()->quiet)
-            fprintf(stderr, "(%d + %d tokens, %.1f/s, accept length %.2f)\n", r.prompt_tokens, r.output_tokens,
-                    r.decode_seconds > 0 ? (r.output_tokens - 1) / r.decode_seconds : 0.0, gen_accept_length(&r));
+        report(c);
     } else {
         buf_truncate(&c->messages, before);
     }
@@ -188,14 +206,15 @@ int cmd_chat(int argc, char **argv, err *e) {
     const char *dir;
     int code = 0;
     if (cmd_parse(&spec, argc, argv, &pos, &done, e) && !done && cmd_model_dir(&dir, &pos, 0, e) &&
-        cmd_open_engine(&c.g, dir, &c.opt, true, e)) {
+        cmd_open_engine(&c.g, dir, &c.opt, true, min_i64(memory_available() / 8, MOST_KEPT_BYTES), e)) {
         if (!c.g->tmpl) {
             fail(e, ERR_INPUT, "E-TEMPLATE-MISSING", "%s: no chat template (use `nibble run --raw`)", dir);
         } else if (cmd_sampler(&c.sampling, &c.opt, c.g, e)) {
             c.depth = !c.g->n.has_mtp ? 0 : c.opt.has_spec ? c.opt.spec : 2;
-            if ((!c.opt.selftest || engine_selftest_all(c.g, c.depth, e)) && session_open(&c.s, c.g, c.depth > 0, e))
+            const loop_options lo = { .depth = c.depth, .fixed_depth = true };
+            if ((!c.opt.selftest || engine_selftest_all(c.g, c.depth, e)) && loop_open(&c.l, c.g, &lo, e))
                 code = talk(&c, e);
-            session_close(&c.s);
+            loop_close(c.l);
         }
     }
     engine_close(c.g);

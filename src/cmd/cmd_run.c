@@ -343,7 +343,7 @@ int cmd_run(int argc, char **argv, err *e) {
     if (cmd_parse(&spec, argc, argv, &pos, &done, e) && !done && check_options(&o, e) &&
         cmd_model_dir(&dir, &pos, 0, e)) {
         const double t0 = clock_seconds();
-        if (cmd_open_engine(&g, dir, &o.s, !o.ids, e)) code = answer(&o, g, clock_seconds() - t0, e);
+        if (cmd_open_engine(&g, dir, &o.s, !o.ids, 0, e)) code = answer(&o, g, clock_seconds() - t0, e);
         engine_close(g);
     }
     arg_strings_free(&pos);

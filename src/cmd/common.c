@@ -400,18 +400,27 @@ bool cmd_draft_head(int *out, const char *text, err *e) {
     return true;
 }
 
-bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, err *e) {
+bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, int64_t prefix_bytes,
+                     err *e) {
     int rows;
     if (!cmd_draft_head(&rows, s->draft_head, e)) return false;
-    const engine_options o = { .ops = cmd_ops_options(),
-                               .ctx = s->ctx,
-                               .slots = s->selftest ? 2 : 1, /* one beside another is a batch */
-                               .kv = (kv_mode)s->kv,
-                               .act = (act_mode)s->act,
-                               .heads = { .mode = (head_mode)s->head, .draft_rows = rows },
-                               .memory_bytes = s->memory,
-                               .need_text = need_text };
-    if (!engine_open(out, dir, &o, e)) return false;
+    engine_options o = { .ops = cmd_ops_options(),
+                         .ctx = s->ctx,
+                         .slots = s->selftest ? 2 : 1, /* one beside another is a batch */
+                         .kv = (kv_mode)s->kv,
+                         .act = (act_mode)s->act,
+                         .heads = { .mode = (head_mode)s->head, .draft_rows = rows },
+                         .memory_bytes = s->memory,
+                         .need_text = need_text };
+    o.prefix_kv_bytes = prefix_bytes * 2 / 5; /* as the server divides it */
+    o.prefix_state_bytes = prefix_bytes - o.prefix_kv_bytes;
+    bool ok = engine_open(out, dir, &o, e);
+    if (!ok && prefix_bytes > 0 && strcmp(e->id, "E-MACHINE-PLAN") == 0) {
+        *e = (err){ 0 };
+        o.prefix_kv_bytes = o.prefix_state_bytes = 0;
+        ok = engine_open(out, dir, &o, e);
+    }
+    if (!ok) return false;
     char plan[400];
     memory_plan_text(plan, sizeof plan, &(*out)->plan);
     if (log_level() > 1) log_say("N-ENGINE-MEMORY", "%s: %s", dir, plan);

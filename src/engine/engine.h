@@ -125,8 +125,6 @@ typedef struct gen_options {
     /* Each new token in order; return false to end. logprobs NULL unless asked: [n] best first. */
     bool (*on_token)(void *ctx, int32_t id, double logprob, const int32_t *top_ids, const double *top_logprobs);
     void (*on_round)(void *ctx, const gen_round *r); /* may be NULL */
-    /* Progress of a long prompt; may be NULL. */
-    void (*on_prompt)(void *ctx, int done, int total);
     /* For benchmarks of models that were never trained: how many of a round's `depth` drafts count as accepted, whatever was
      * drawn; these drafts are then the output. NULL: as verified. */
     int (*simulate)(void *ctx, int depth);
@@ -200,10 +198,10 @@ typedef struct loop_request {
     const int *stop_ids;     /* [n_stop_ids] copied; generation ends with (and includes) one of these */
     int n_stop_ids;
     int logprobs; /* top entries per token, at most 64; 0 = off */
-    /* As in gen_options, for choice 0.. of `choices`. on_prompt may be NULL. */
+    /* As in gen_options, for choice 0.. of `choices`. */
     bool (*on_token)(void *ctx, int choice, int32_t id, double logprob, const int32_t *top_ids,
                      const double *top_logprobs);
-    void (*on_prompt)(void *ctx, int choice, int done, int total);
+    void (*on_prompt)(void *ctx, int choice, int done, int total); /* progress of a long prompt; may be NULL */
     /* As in gen_options; may be NULL. It makes rounds whole and draws at all their positions. */
     void (*on_round)(void *ctx, int choice, const gen_round *r);
     /* Draft as deep as ever where max_tokens is near, so that rounds are those of the oracle's traces; else as much as may

@@ -1,4 +1,5 @@
-/* generate.c - prompt processing, plain decoding and draft-verify rounds.
+/* generate.c - one sequence by itself: prompt processing, plain decoding and draft-verify rounds. What the loop is compared with,
+ * and what measures use that want nothing else in their way.
  *
  * Alignment (rulings 1-5): slot j of the draft layer holds (hidden of position j, token j + 1) and rotates at j; a draft
  * step appends at the next slot with the previous step's own output; verification runs [known, drafts...] through the
@@ -67,7 +68,6 @@ static bool process_prompt(run *r, err *e) {
         if (s->drafting) prompt_mtp(s, rows);
         s->done += rows;
         if (!g->o->sync(g->o, e)) return false;
-        if (r->opt->on_prompt) r->opt->on_prompt(r->opt->ctx, s->done, s->n_tokens);
     }
     return true;
 }

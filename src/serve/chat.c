@@ -224,8 +224,6 @@ static void on_ready(void *owner) {
 
 /* ---- into the engine ---- */
 
-enum { MAX_MARKS = 8 };
-
 static void stop_ids_of(const chat *c, int32_t *ids, int *stops, int *n) {
     const chat_request *r = &c->request;
     *n = 0;
@@ -235,27 +233,12 @@ static void stop_ids_of(const chat *c, int32_t *ids, int *stops, int *n) {
     for (int i = 0; i < *n; i++) stops[i] = ids[i];
 }
 
-/* Where turns begin: there another request with the same history may go on differently. */
-static int find_marks(const chat *c, int *marks) {
-    const int32_t *v = c->prompt.v;
-    const int n = (int)c->prompt.n;
-    int found = 0;
-    if (!c->request.messages || !tokenizer_is_special(c->model->g->tok, v[0])) return 0;
-    for (int i = n - 1; i > 0 && found < MAX_MARKS; i--)
-        if (v[i] == v[0]) marks[found++] = i;
-    for (int i = 0; i < found / 2; i++) { /* rising */
-        const int x = marks[i];
-        marks[i] = marks[found - 1 - i];
-        marks[found - 1 - i] = x;
-    }
-    return found;
-}
-
 static bool submit(chat *c, fault *f) {
     chat_request *r = &c->request;
     int32_t ids[SAMPLER_MAX_STOPS];
-    int stops[SAMPLER_MAX_STOPS], marks[MAX_MARKS], n_stops;
-    const int n_marks = find_marks(c, marks);
+    int stops[SAMPLER_MAX_STOPS], marks[TOKENIZER_MAX_TURNS], n_stops, n_marks = 0;
+    /* Where turns begin another request with the same history may go on differently. */
+    if (r->messages) n_marks = tokenizer_turns(c->model->g->tok, marks, c->prompt.v, (int)c->prompt.n);
     err e = { 0 };
     constraint *rule;
     stop_ids_of(c, ids, stops, &n_stops);

@@ -113,6 +113,15 @@ bool tokenizer_is_special(const tokenizer *t, int32_t id) {
     return a && a->special;
 }
 
+int tokenizer_turns(const tokenizer *t, int marks[TOKENIZER_MAX_TURNS], const int32_t *v, int n) {
+    int all = 0, found = 0;
+    if (n == 0 || !tokenizer_is_special(t, v[0])) return 0;
+    for (int i = 1; i < n; i++) all += v[i] == v[0];
+    for (int i = 1; i < n; i++)
+        if (v[i] == v[0] && all-- <= TOKENIZER_MAX_TURNS) marks[found++] = i;
+    return found;
+}
+
 bool tokenizer_exists(const tokenizer *t, int32_t id) { return added_of(t, id) || in_model(t, id); }
 
 static str added_key(const void *ctx, uint32_t index) { return ((const tokenizer *)ctx)->added[index].content; }

@@ -46,6 +46,11 @@ bool tokenizer_exists(const tokenizer *t, int32_t id);
 /* Id of an added token by content, or else of a plain one by its bytes, or -1. */
 int32_t tokenizer_find(const tokenizer *t, str token);
 
+/* Where the turns of a rendered chat begin, but the first: marks[0..result), rising, the last TOKENIZER_MAX_TURNS of them. A
+ * turn begins with the token that the chat begins with; none when that is not a special one. */
+enum { TOKENIZER_MAX_TURNS = 8 };
+int tokenizer_turns(const tokenizer *t, int marks[TOKENIZER_MAX_TURNS], const int32_t *v, int n);
+
 /* Whole decode: appends the bytes (which need not be valid UTF-8); special tokens skipped when asked. E-TOK-ID for an
  * id that does not exist (out is as before). */
 NODISCARD bool tokenizer_decode(const tokenizer *t, buf *out, const int32_t *v, size_t n, bool skip_special, err *e);

@@ -321,6 +321,21 @@ static void threads(void **state) {
     buf_free(&valid);
 }
 
+static void turns(void **state) {
+    (void)state;
+    int32_t v[64] = { 0 };
+    int marks[TOKENIZER_MAX_TURNS];
+    assert_int_equal(tokenizer_turns(tiny, marks, v, 0), 0);
+    for (int n = 1; n <= 64; n++) { /* a turn every three tokens; the first is none, of many the last ones count */
+        for (int i = 0; i < n; i++) v[i] = i % 3 == 0 ? 1546 : 198;
+        const int all = (n - 1) / 3, want = all < TOKENIZER_MAX_TURNS ? all : TOKENIZER_MAX_TURNS;
+        assert_int_equal(tokenizer_turns(tiny, marks, v, n), want);
+        for (int i = 0; i < want; i++) assert_int_equal(marks[i], 3 * (all - want + i + 1));
+    }
+    for (int i = 0; i < 64; i++) v[i] = 198; /* text that begins with no special token */
+    assert_int_equal(tokenizer_turns(tiny, marks, v, 64), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(vectors),         cmocka_unit_test(ids_and_tokens),
@@ -328,7 +343,7 @@ int main(void) {
         cmocka_unit_test(nul_is_ordinary), cmocka_unit_test(untrusted),
         cmocka_unit_test(stream_by_hand),  cmocka_unit_test(stream_equals_decode),
         cmocka_unit_test(round_trip),      cmocka_unit_test(remembering_changes_nothing),
-        cmocka_unit_test(threads),
+        cmocka_unit_test(threads),         cmocka_unit_test(turns),
     };
     return cmocka_run_group_tests(tests, open_tiny, close_tiny);
 }
