@@ -1,6 +1,7 @@
-/* The bare loop: N requests at once with callbacks that do nothing, tokens per second while all generate. What `bench_serve.py`
- * compares the server with: the same model, prompts, sampling and options, without HTTP, JSON, text or another thread. The prompts differ: equal
- * rows would meet in the same experts, and in the server not all begin in the same step. */
+/* The bare loop: N requests at once with callbacks that do nothing, tokens per second while all generate. What
+ * `bench_serve.py` compares the server with: the same model, prompts, sampling and options, without HTTP, JSON, text or
+ * another thread. The prompts differ: equal rows would meet in the same experts, and in the server not all begin in the
+ * same step. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -29,7 +29,7 @@ TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 
 
 class Nibble:
-    path = str(ROOT / "build/nibble")
+    path = os.environ.get("NIBBLE", str(ROOT / "build/nibble"))
 
 
 def begin(server, n, max_tokens, same=False, **more):
@@ -106,14 +106,38 @@ class Bare:
 
 def event_seconds(pid):
     """Processor time of the thread that speaks HTTP (the first one)."""
-    f = open(f"/proc/{pid}/task/{pid}/stat").read().rsplit(")", 1)[1].split()
-    return (int(f[11]) + int(f[12])) / os.sysconf("SC_CLK_TCK")
+    return ticks(f"/proc/{pid}/task/{pid}/stat") / os.sysconf("SC_CLK_TCK")
+
+
+def ticks(stat):
+    """Of a process or thread."""
+    f = open(stat).read().rsplit(")", 1)[1].split()
+    return int(f[11]) + int(f[12])
+
+
+class Others:
+    """The share of the machine's processors that went to other processes, or to another machine."""
+
+    def __init__(self, pids):
+        self.pids = pids
+        self.restart()
+
+    def restart(self):
+        self.before, self.t0 = self.ticks(), time.perf_counter()
+
+    def ticks(self):
+        f = [int(x) for x in open("/proc/stat").readline().split()[1:9]]
+        return sum(f) - f[3] - f[4] - sum(ticks(f"/proc/{p}/stat") for p in [*self.pids, "self"])
+
+    def share(self):
+        return (self.ticks() - self.before) / ((time.perf_counter() - self.t0) * os.sysconf("SC_CLK_TCK") * os.cpu_count())
 
 
 def overhead(model, a):
     """Both sides stay open, so that neither pays for a start, and run in turn, first the one, then the other: what else the machine
-    does meets both. Same options, same requests, same part of their lives; a first run of each is not counted. The last two
-    figures are the same for two bare loops: how far to trust the others."""
+    does meets both. Same options, same requests, same part of their lives; a first run of each is not counted. No turn begins while
+    others take more than --foreign of the processors, and one in which they did is made again, for --patience seconds at most. The
+    last figures are those of two bare loops: how far to trust the others."""
     for n in a.streams:
         s = Server(Nibble, model, "--max-seqs", n, "--ctx", 512 + a.tokens, "--log-format", "off", "--prefix-cache", 0, "-t", a.threads)
         bare, twin = Bare(model, n, a), Bare(model, n, a)
@@ -121,15 +145,25 @@ def overhead(model, a):
         for side in sides:
             side()
         rates, seconds, tokens = [[], [], []], event_seconds(s.p.pid), made(s)[0]
-        for i in range(a.repeat):
-            for k in (0, 1, 2) if i % 2 else (2, 1, 0):
-                rates[k].append(sides[k]())
+        others, turns, end = Others([s.p.pid, bare.p.pid, twin.p.pid]), 0, time.time() + a.patience
+        while len(rates[0]) < a.repeat and time.time() < end:
+            others.restart()
+            time.sleep(0.3 if a.foreign < 1 else 0)
+            if a.foreign < 1 and others.share() > a.foreign:
+                time.sleep(1)
+                continue
+            turns += 1
+            others.restart()
+            turn = {k: sides[k]() for k in ((0, 1, 2) if turns % 2 else (2, 1, 0))}
+            for k in turn if others.share() <= a.foreign or a.foreign >= 1 else ():
+                rates[k].append(turn[k])
         per_token = (event_seconds(s.p.pid) - seconds) / (made(s)[0] - tokens)
         for x in (s, bare, twin):
             x.close()
+        assert len(rates[0]) > 1, f"others took the processors in {turns} turns"
         ours, theirs, again = rates
         print(f"{n:3} streams: {statistics.median(ours):7.1f} tokens/s served, {statistics.median(theirs):7.1f} bare, overhead {cost(ours, theirs)}; "
-              f"HTTP thread {1e6 * per_token:.1f} us of processor time a token; bare beside bare {cost(again, theirs)}")
+              f"HTTP thread {1e6 * per_token:.1f} us of processor time a token; bare beside bare {cost(again, theirs)}; {len(ours)} of {turns} turns counted", flush=True)
 
 
 def cost(ours, theirs):
@@ -175,6 +209,8 @@ def main():
     p.add_argument("model", nargs="?", default=str(ROOT / "assets/qwen36-tiny"))
     p.add_argument("--tokens", type=int, default=128)
     p.add_argument("--repeat", type=int, default=15)
+    p.add_argument("--foreign", type=float, default=1.0, help="share of the processors, 0 to 1 (all turns count)")
+    p.add_argument("--patience", type=float, default=600)
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--clients", type=int, default=256)
     p.add_argument("--seconds", type=int, default=600)
