@@ -50,15 +50,16 @@ static const char *const known[] = { "model",
                                      "safety_identifier",
                                      "prompt_cache_key",
                                      "prompt_cache_retention",
+                                     "prompt_cache_options",
                                      "functions",
                                      "function_call",
                                      "audio",
                                      "prediction",
                                      "web_search_options",
+                                     "moderation",
                                      NULL };
-static const char *const unserved[] = {
-    "functions", "function_call", "audio", "prediction", "web_search_options", NULL
-};
+static const char *const unserved[] = { "functions",          "function_call", "audio", "prediction",
+                                        "web_search_options", "moderation",    NULL };
 
 bool api_refuse(const json *body, const char *const *names, fault *f) {
     for (; *names; names++)
@@ -68,12 +69,13 @@ bool api_refuse(const json *body, const char *const *names, fault *f) {
 
 bool api_check_indifferent(const json *body, fault *f) {
     static const char *const texts[] = { "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention" };
-    const json *options = NULL;
+    const json *options = NULL, *cache = NULL;
     bool padded = false;
     str unused;
     for (size_t i = 0; i < ARRAY_LEN(texts); i++)
         if (!body_str(body, texts[i], &unused, f)) return false;
-    if (!body_object(body, "stream_options", &options, f)) return false;
+    if (!body_object(body, "prompt_cache_options", &cache, f) || !body_object(body, "stream_options", &options, f))
+        return false;
     if (options && !body_bool(options, "include_obfuscation", &padded, f))
         return snprintf(f->param, sizeof f->param, "stream_options"), false;
     return !padded || fault_field(f, "stream_options", "stream_options.include_obfuscation: nothing is padded here");

@@ -60,10 +60,20 @@ static const char *const known[] = { "model",
                                      "safety_identifier",
                                      "prompt_cache_key",
                                      "prompt_cache_retention",
+                                     "prompt_cache_options",
+                                     "background_options",
+                                     "context_management",
+                                     "access_programs",
+                                     "moderation",
+                                     "image",
                                      "max_tool_calls",
                                      "chat_template_kwargs",
                                      "priority",
                                      NULL };
+
+static const char *const unserved[] = {
+    "background_options", "context_management", "access_programs", "moderation", "image", NULL
+};
 
 static bool read_unstored(const json *body, fault *f) {
     static const char *const names[] = { "previous_response_id", "conversation", "prompt", NULL };
@@ -183,7 +193,8 @@ static bool parse(chat *c, const json *body, fault *f) {
     s->body = body;
     c->own = s;
     chat_ignored(c, body, known);
-    return read_unstored(body, f) && chat_check_model(c, body, f) && body_bool(body, "stream", &r->stream, f) &&
+    return api_refuse(body, unserved, f) && read_unstored(body, f) && chat_check_model(c, body, f) &&
+           body_bool(body, "stream", &r->stream, f) &&
            body_int(body, "max_output_tokens", 1, INT32_MAX, &r->max_tokens, f) &&
            body_int(body, "priority", -1000, 1000, &r->priority, f) &&
            body_object(body, "chat_template_kwargs", &r->template_args, f) &&

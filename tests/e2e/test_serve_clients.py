@@ -49,6 +49,30 @@ def a(server):
     return clients(server)[1]
 
 
+def test_every_field_of_the_clients_is_known(server):
+    """None is ignored as unknown: what is not served is refused. A new field of a newer client shows here."""
+    from anthropic.types import message_count_tokens_params, message_create_params
+    from openai.types import completion_create_params as text
+    from openai.types.chat import completion_create_params as chat
+    from openai.types.responses import response_create_params as responses
+
+    key = {"Authorization": "Bearer k"}
+    for path, params, body in [("/v1/chat/completions", chat.CompletionCreateParamsBase, {"messages": ASK, "max_tokens": 1}), ("/v1/completions", text.CompletionCreateParamsBase, {"prompt": "x", "max_tokens": 1}),
+                               ("/v1/responses", responses.ResponseCreateParamsBase, {"input": "x", "max_output_tokens": 1}),
+                               ("/v1/messages", message_create_params.MessageCreateParamsBase, {"messages": ASK, "max_tokens": 1}),
+                               ("/v1/messages/count_tokens", message_count_tokens_params.MessageCountTokensParams, {"messages": ASK})]:
+        names = set().union(*(getattr(c, "__annotations__", {}) for c in params.__mro__))
+        assert len(names) > 5
+        status, headers, out = server.request("POST", path, {**dict.fromkeys(names), **body}, key)
+        assert status == 200 and "x-nibble-ignored" not in headers, (path, headers.get("x-nibble-ignored"), out)
+    for path, body, names in [("/v1/chat/completions", {"messages": ASK}, ("moderation", "prediction", "audio", "web_search_options", "functions", "function_call")),
+                              ("/v1/responses", {"input": "x"}, ("background_options", "context_management", "access_programs", "moderation", "image", "conversation", "prompt")),
+                              ("/v1/messages", {"messages": ASK, "max_tokens": 1}, ("container", "mcp_servers", "context_management"))]:
+        for name in names:
+            out = server.post(path, {**body, name: {"x": 1}}, 400, headers=key)
+            assert name in out["error"]["message"], out
+
+
 def test_every_field_in_a_stream(o):
     ask = dict(model="tiny", messages=[{"role": "developer", "content": "Be brief."}, *ASK], max_tokens=12, n=2, seed=3, temperature=0.7, top_p=0.9, presence_penalty=0.5,
                frequency_penalty=0.5, logit_bias={"5": -100}, stop=["\n\n\n"], user="me", metadata={"a": "b"}, logprobs=True, top_logprobs=2, tools=TOOLS, tool_choice="auto",
