@@ -40,8 +40,8 @@ static void write_chat(buf *b, const server *s, const chat *c) {
                u.reasoning_tokens);
     if (c->choices && c->choices[0].finish != CHAT_OPEN)
         buf_printf(b, ",\"finish\":\"%s\"", chat_finish_word(c->choices[0].finish));
-    else if (!c->call) /* the client left */
-        buf_puts(b, ",\"finish\":\"cancelled\"");
+    else if (c->counted)
+        buf_printf(b, ",\"finish\":\"%s\"", c->call ? "failed" : "cancelled");
     if (c->first_token_at > 0) {
         buf_puts(b, ",\"ttft_ms\":");
         json_write_double(b, (double)(int64_t)((c->first_token_at - c->submitted_at) * 1e6) / 1e3);

@@ -9,6 +9,7 @@ import pydantic
 import pytest
 
 from serving import Server
+from test_messages import edit_tensors
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -162,6 +163,36 @@ def test_leaving(server, o, a):
         with pytest.raises((openai.APITimeoutError, anthropic.APITimeoutError)):
             begin()
     server.wait_metric("vllm:num_requests_running", 0, key="k", seconds=5)
+
+
+def test_values_that_are_not_finite(nibble, tiny, tmp_path):
+    """The engine fails at one token: before the answer a 500, within a stream an error event, which the clients raise; the others go on."""
+    def spoil(t):
+        name = "model.language_model.embed_tokens.weight"
+        dtype, shape, data = t[name]
+        at = 5 * len(data) // shape[0]  # the row of "&"
+        t[name] = (dtype, shape, data[:at] + b"\xc0\x7f" + data[at + 2:])
+
+    s = Server(nibble, edit_tensors(tiny, tmp_path / "m", spoil), "--alias", "tiny")
+    o, a = clients(s)
+    bad = [{"role": "user", "content": "this & that"}]
+    with pytest.raises(openai.InternalServerError) as e:
+        o.chat.completions.create(model="tiny", messages=bad)
+    assert e.value.status_code == 500 and e.value.code == "E-ENGINE-NONFINITE"
+    with pytest.raises(anthropic.InternalServerError, match="not finite"):
+        a.messages.create(model="tiny", messages=bad, max_tokens=5)
+    said = []
+    with pytest.raises(openai.APIError, match="not finite"):
+        for p in o.chat.completions.create(model="tiny", messages=ASK, stream=True, logit_bias={"5": 100}):
+            said.append(p.choices[0].delta)
+    assert said[0].role == "assistant" and said[1].reasoning_content == "&"
+    with pytest.raises(anthropic.APIError, match="not finite"):
+        list(a.messages.create(model="tiny", messages=bad, max_tokens=5, stream=True))
+    events = list(o.responses.create(model="tiny", input="this & that", stream=True))
+    assert events[-1].type == "response.failed" and "not finite" in events[-1].response.error.message
+    assert s.metric("nibble_requests_failed_total") == 5 and o.chat.completions.create(model="tiny", messages=ASK, max_tokens=3).usage.completion_tokens == 3
+    s.stop()
+    assert [(x["status"], x["finish"]) for x in s.access() if x["method"] == "POST"] == [(500, "failed")] * 2 + [(200, "failed")] * 3 + [(200, "length")]
 
 
 def test_overload_and_drain(nibble, tiny):
