@@ -97,10 +97,11 @@ TESTLIB := $(patsubst %.c,$(B)/%.o,$(sort $(wildcard tests/lib/*.c)))
 TESTS   := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/*/test_*.c tests/*/*check.c)))
 FUZZ    := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 BENCHES := $(patsubst %.c,$(B)/%,$(sort $(wildcard bench/*.c)))
+EXAMPLE := $(B)/examples/embed
 CLI     := $(if $(wildcard tests/cli/*.cases),tests/cli/run_cli.py)
 
 .PHONY: all help test tests lint format fuzz replay install uninstall clean bench compile_commands.json FORCE
-all: $(BIN) ## build the program (default)
+all: $(BIN) $(EXAMPLE) ## build the program and the example (default)
 
 # A stable name for the last plain build of this machine.
 ifeq ($(ARCH)$(SAN)$(FUZZER)$(filter 0,$(MPI) $(CUDA)),$(HOST))
@@ -152,6 +153,11 @@ $(B)/tests/%.o: tests/%.c $(B)/flags
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CC   $<")
 	$(Q)$(CC) $(CPPFLAGS) -Itests $(CFLAGS) -Wno-missing-prototypes -MMD -MP -c -o $@ $<
+# What embeds the library needs nothing of ours but the sources' folder and what docs/EMBEDDING.md says to link.
+$(EXAMPLE): examples/embed.c $(LIB) $(B)/flags
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  LD   $@")
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -Isrc $(WARN) $(SANFLAGS) $(if $(FUZZER),-fsanitize=fuzzer-no-link) -O2 -g -MMD -MP -o $@ $< $(LIB) $(shell $(PKG_CONFIG) --cflags --libs $(PKGS)) $(if $(NVCC),$(CUDA_LIB) -ldl -lrt) -lm -pthread
 $(B)/bench/%.o: bench/%.c $(B)/flags
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CC   $<")
@@ -193,7 +199,7 @@ lint: ## layer rule, headers, error ids, format, clang-tidy, cppcheck (T=name ru
 	@tools/lint/run.sh $(T)
 
 format: ## rewrite sources and tests with clang-format
-	@git ls-files 'src/*.[ch]' 'tests/*.[ch]' 'bench/*.[ch]' | xargs -r clang-format -i
+	@git ls-files 'src/*.[ch]' 'tests/*.[ch]' 'bench/*.[ch]' 'examples/*.c' | xargs -r clang-format -i
 
 # ---- install -----------------------------------------------------------------------------------------------------------
 SHARE := $(DESTDIR)$(PREFIX)/share
@@ -221,4 +227,4 @@ help: ## this list
 	@echo 'make [TARGET] [CC=gcc|clang] [SAN=address,undefined|thread] [WERROR=1] [ARCH=aarch64] [MPI=0] [CUDA=0] [V=1]'
 	@grep -hE '^[a-z_.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
--include $(OBJ:.o=.d) $(B)/src/main.d $(TESTLIB:.o=.d) $(TESTS:=.d) $(FUZZ:=.d) $(BENCHES:=.d) $(B)/tests/fuzz/replay_main.d
+-include $(OBJ:.o=.d) $(B)/src/main.d $(TESTLIB:.o=.d) $(TESTS:=.d) $(FUZZ:=.d) $(BENCHES:=.d) $(EXAMPLE).d $(B)/tests/fuzz/replay_main.d

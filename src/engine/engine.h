@@ -1,9 +1,14 @@
 /* engine.h - the door: a loaded model and its sequences.
  *
  * An engine owns the mapped checkpoint, the device and the state of `slots` sequences. A session is one sequence, driven
- * call by call; a loop serves many requests at once. One thread owns an engine and everything made from it. Same request,
- * same seed, same bytes: generation does not depend on chunk size, threads, ISA, on whether drafts are used, or on what
- * else is being served. */
+ * call by call; a loop serves many requests at once. Same request, same seed, same bytes: generation does not depend on
+ * chunk size, threads, ISA, on whether drafts are used, or on what else is being served.
+ *
+ * One thread at a time owns an engine and everything made from it: the caller's, or between loop_start and loop_stop the loop's.
+ * Functions marked "any thread" are the exceptions; tok and tmpl are immutable. Close in the order loop or session, engine; NULL
+ * (of a session: a zeroed one) and what failed to open may be closed. What can fail fills an err (zeroed by the caller) and leaves nothing half open. An
+ * engine is never in a failed state: a request fails, or with a device error all that run, and the next one is tried anew.
+ * docs/EMBEDDING.md, examples/embed.c. */
 #ifndef NIBBLE_ENGINE_H
 #define NIBBLE_ENGINE_H
 
@@ -19,6 +24,7 @@ enum { ENGINE_MAX_DRAFT = 5, ENGINE_TEST_TOKENS = 32 };
 /* KV_CACHE_AUTO: FP8 when the export declares it, else float32. */
 typedef enum kv_mode { KV_CACHE_AUTO, KV_CACHE_F32, KV_CACHE_BF16, KV_CACHE_FP8 } kv_mode;
 
+/* Copied, but not the strings in ops: they live as long as the engine. A zeroed one with ops.isa = ISA_COUNT is all defaults. */
 typedef struct engine_options {
     ops_options ops;
     int ctx;      /* positions per sequence; 0 = min(the model's limit, 32768) */
@@ -38,6 +44,7 @@ typedef struct engine_options {
     void *edit_ctx;
 } engine_options;
 
+/* Callers read files, config, tok, tmpl, kv_type, plan; the rest is the engine's own affair. */
 typedef struct engine {
     ckpt files;
     model_config config;
@@ -160,6 +167,7 @@ const char *gen_finish_name(gen_finish f); /* "stop" "length" ... in OpenAI's wo
  * bytes. A request that fails (E-ENGINE-NONFINITE) fails alone. No step allocates once its buffers have grown. */
 typedef struct loop loop;
 
+/* Copied, but not prefix_dir: it lives as long as the loop. A zeroed one is all defaults, without drafts. */
 typedef struct loop_options {
     int budget_rows; /* rows of a pass; 0 = as many as the engine's scratch holds (chunk + slots). Raised to one row per
                       * sequence and one of a prompt, the least with which everything goes on */
@@ -181,7 +189,9 @@ typedef struct loop_options {
     void *on_step_ctx;
 } loop_options;
 
-/* A request. Callbacks run on the thread that steps the loop, without a lock held: they may submit and cancel. */
+/* A request. Callbacks run on the thread that steps the loop, in the middle of a step and without a lock held: they may submit
+ * and cancel, not step, stop or close; their time is everyone's. What they are given lives until they return. ctx and rule.ctx
+ * live until on_done of the last choice, the rest may go when loop_submit returns. A zeroed one is greedy, without drafts. */
 typedef struct loop_request {
     const int32_t *prompt; /* [n_prompt] copied */
     int n_prompt;
@@ -245,7 +255,8 @@ typedef struct loop_stats {
 
 /* Takes all slots of the engine that no session holds. Errors: E-ENGINE-SLOTS (none), E-MACHINE-MEMORY. */
 NODISCARD bool loop_open(loop **out, engine *g, const loop_options *opt, err *e);
-/* What is not finished ends with GEN_CANCEL. The owner thread, or any after loop_stop. */
+/* What is not finished ends with GEN_CANCEL: callbacks come from here. The owner thread, or the one that called loop_start; NULL
+ * is fine. */
 void loop_close(loop *l);
 /* Any thread. *handle (may be NULL) names the request for loop_cancel; callbacks can come before this returns. Errors:
  * E-SAMPLE-PARAM, E-ENGINE-EMPTY, E-ENGINE-CONTEXT, E-ENGINE-TOKEN, E-ENGINE-REQUEST, E-ENGINE-QUEUE, E-MACHINE-MEMORY. */

@@ -36,7 +36,7 @@ check_headers() {
 check_format() {
   need clang-format || return 1
   local out
-  out=$(sources 'src/*.[ch]' 'tests/*.[ch]' 'bench/*.[ch]' | xargs -r clang-format --dry-run -Werror 2>&1 |
+  out=$(sources 'src/*.[ch]' 'tests/*.[ch]' 'bench/*.[ch]' 'examples/*.c' | xargs -r clang-format --dry-run -Werror 2>&1 |
     awk -F: '/^[^ ]+:[0-9]+:[0-9]+: error:/ { n[$1]++ } END { for (f in n) print f ": " n[f] " places differ from .clang-format (make format)" }' | sort)
   [ -z "$out" ] || { echo "$out"; return 1; }
 }
