@@ -4,11 +4,11 @@
  * call by call; a loop serves many requests at once. Same request, same seed, same bytes: generation does not depend on
  * chunk size, threads, ISA, on whether drafts are used, or on what else is being served.
  *
- * One thread at a time owns an engine and everything made from it: the caller's, or between loop_start and loop_stop the loop's.
- * Functions marked "any thread" are the exceptions; tok and tmpl are immutable. Close in the order loop or session, engine; NULL
- * (of a session: a zeroed one) and what failed to open may be closed. What can fail fills an err (zeroed by the caller) and leaves nothing half open. An
- * engine is never in a failed state: a request fails, or with a device error all that run, and the next one is tried anew.
- * docs/EMBEDDING.md, examples/embed.c. */
+ * One thread at a time owns an engine and everything made from it: the caller's, or between loop_start and loop_stop the
+ * loop's. Functions marked "any thread" are the exceptions; tok and tmpl are immutable. Close in the order loop or session,
+ * engine; NULL (of a session: a zeroed one) and what failed to open may be closed. What can fail fills an err (zeroed by the
+ * caller) and leaves nothing half open. An engine is never in a failed state: a request fails, or with a device error all
+ * that run, and the next one is tried anew. docs/EMBEDDING.md, examples/embed.c. */
 #ifndef NIBBLE_ENGINE_H
 #define NIBBLE_ENGINE_H
 
