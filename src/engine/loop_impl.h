@@ -12,7 +12,7 @@
 #include "engine/depth.h"
 #include "engine/prefix.h"
 
-enum { LOOP_KEEP_ROWS = 2 * OPS_MAX_PENDING, LOOP_MAX_CHOICES = 128, LOOP_MAX_LOGPROBS = 64 };
+enum { LOOP_KEEP_ROWS = 128, LOOP_MAX_CHOICES = 128, LOOP_MAX_LOGPROBS = 64 };
 enum { SPEC_WATCH_PROMPTS = 4, ALARM_PROMPTS = 4 };
 
 typedef struct request request;

@@ -66,8 +66,10 @@ static void extend(loop *l, int n) {
  * show when that changes. What the prefix cache keeps must serve those who draft, so there all go on. */
 static bool rests(const loop *l) { return !l->prefix && !l->opt.fixed_depth && depth_rests(&l->model); }
 
-static void extend_all(loop *l) {
+/* True: it had to be run. */
+static bool extend_all(loop *l) {
     int n = 0, rows = 0;
+    bool any = false;
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
         if (s->phase != SEQ_DECODE || !(s->depth > 0 || must_catch_up(l, s))) continue;
@@ -80,8 +82,10 @@ static void extend_all(loop *l) {
         if (rows + count > l->g->sc.rows) extend(l, n), n = rows = 0;
         l->group[n++] = s;
         rows += count;
+        any = true;
     }
     if (n > 0) extend(l, n);
+    return any;
 }
 
 /* Draft `at` of group[first .. first + n), from l->stage -> l->choice. */
@@ -131,7 +135,11 @@ static bool draft_one(loop *l, int at, bool *more, err *e) {
 }
 
 bool round_draft(loop *l, err *e) {
-    extend_all(l);
+    const double t0 = clock_seconds();
+    if (extend_all(l) && l->step_depth == 0 && l->n_decode > 0) { /* such a step is not like the others */
+        depth_caught_up(&l->model, l->n_decode, clock_seconds() - t0);
+        l->timed = false;
+    }
     bool more = true;
     for (int at = 0; more; at++)
         if (!draft_one(l, at, &more, e)) return false;
