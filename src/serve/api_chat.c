@@ -153,7 +153,11 @@ static bool read_format(chat_request *r, const json *body, fault *f) {
     if (!v) return true;
     if (!body_str(v, "type", &type, f)) return false;
     if (str_is(type, "text")) return true;
-    if (str_is(type, "json_object")) return r->format = FORMAT_JSON_OBJECT, true;
+    if (str_is(type, "json_object")) { /* some servers' form of json_schema has the schema here */
+        r->format = body_get(v, "schema") ? FORMAT_JSON_SCHEMA : FORMAT_JSON_OBJECT;
+        return body_object(v, "schema", &r->schema, f) ||
+               (snprintf(f->param, sizeof f->param, "response_format.schema"), false);
+    }
     if (!str_is(type, "json_schema"))
         return fault_field(f, "response_format", "response_format.type must be text, json_object or json_schema");
     const json *schema = json_get(json_get(v, "json_schema"), "schema");

@@ -245,6 +245,15 @@ def test_characters_of_many_tokens(server, text):
         assert json.loads(streamed) == (text if "tools" not in more else {"s": text})
 
 
+def test_json_object_with_a_schema(server):
+    """Another form of json_schema; to ignore it would be to promise what is not kept."""
+    body = {"messages": [USER], "temperature": 0, "max_tokens": 100, "chat_template_kwargs": {"enable_thinking": False}}
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+    got = server.post(CHAT, {**body, "response_format": {"type": "json_object", "schema": schema}})["choices"][0]["message"]["content"]
+    assert set(json.loads(got)) == {"ok"}
+    assert server.post(CHAT, {**body, "response_format": {"type": "json_object", "schema": [1]}}, 400)["error"]["param"] == "response_format.schema"
+
+
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_more_tokens_than_there_is_room(server, field):
     got = server.post(CHAT, {"messages": [USER], field: 10 ** 6, "stop": ["a"]})
