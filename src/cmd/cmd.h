@@ -18,6 +18,8 @@ typedef struct cmd_options {
     int threads; /* 0 = all */
     int isa;     /* index into the --isa choices; see cmd_ops_options */
     int device;
+    const char *experts; /* --experts as given, or NULL */
+    layer_set cpu_experts;
     bool quiet, json;
     int verbose;
 } cmd_options;

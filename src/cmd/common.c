@@ -38,12 +38,28 @@ static const arg_opt common_options[] = {
       .dst = &common.device,
       .choices = device_choices,
       .help = "backend: `cuda` is an NVIDIA GPU, `ref` the slow serial reference; the same bits" },
+    { .type = ARG_STR,
+      .name = "experts",
+      .meta = "cpu[:LAYERS]",
+      .dst = &common.experts,
+      .none = "on the device",
+      .help = "with --device cuda: routed experts of LAYERS (0-19,30; all without) stay with the CPU, for GPUs of 8 to "
+              "16 GB; the same bits" },
     { .type = ARG_FLAG, .name = "json", .dst = &common.json, .help = "print one JSON object" },
     { .type = ARG_FLAG, .name = "quiet", .key = 'q', .dst = &common.quiet, .help = "warnings and errors only" },
     { .type = ARG_COUNT, .name = "verbose", .key = 'v', .dst = &common.verbose, .help = "say more" },
 };
 
 cmd_options *cmd_common(void) { return &common; }
+
+static bool read_experts(err *e) {
+    common.cpu_experts = (layer_set){ 0 };
+    const char *text = common.experts;
+    if (!text) return true;
+    if (strcmp(text, "cpu") == 0) return common.cpu_experts.all = true;
+    if (strncmp(text, "cpu:", 4) == 0 && layer_set_parse(&common.cpu_experts, text + 4)) return true;
+    return fail(e, ERR_USAGE, "E-USAGE", "--experts: '%.40s' is neither cpu nor cpu:LAYERS, like cpu:0-19,30", text);
+}
 
 bool cmd_parse(const arg_spec *spec, int argc, char **argv, arg_strings *pos, bool *done, err *e) {
     arg_spec full = *spec;
@@ -57,11 +73,14 @@ bool cmd_parse(const arg_spec *spec, int argc, char **argv, arg_strings *pos, bo
         buf_free(&text);
     }
     log_set_level(common.quiet ? 0 : common.verbose ? 2 : 1);
-    return true;
+    return read_experts(e);
 }
 
 ops_options cmd_ops_options(void) {
-    ops_options o = { .device = device_choices[common.device], .threads = common.threads, .isa = ISA_COUNT };
+    ops_options o = { .device = device_choices[common.device],
+                      .threads = common.threads,
+                      .isa = ISA_COUNT,
+                      .cpu_experts = common.cpu_experts };
     if (common.isa > 0 && !kern_isa_parse(&o.isa, isa_choices[common.isa])) o.isa = ISA_COUNT;
     return o;
 }
@@ -421,7 +440,7 @@ bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool 
         ok = engine_open(out, dir, &o, e);
     }
     if (!ok) return false;
-    char plan[400];
+    char plan[500];
     memory_plan_text(plan, sizeof plan, &(*out)->plan);
     if (log_level() > 1) log_say("N-ENGINE-MEMORY", "%s: %s", dir, plan);
     return true;

@@ -65,8 +65,19 @@ static bool routers_finite(const weights *w, const model_config *c, err *e) {
     return true;
 }
 
+/* The layers named in cpu_experts exist. */
+static bool experts_placed(const engine *g, const layer_set *s, err *e) {
+    const int layers = g->config.layers + g->w.mtp.present;
+    if (layer_set_empty(s) || (g->config.experts > 0 && s->top <= layers)) return true;
+    if (g->config.experts == 0)
+        return fail(e, ERR_USAGE, "E-ENGINE-EXPERTS", "--experts cpu: the model has no routed experts (leave it out)");
+    return fail(e, ERR_USAGE, "E-ENGINE-EXPERTS", "--experts cpu: layer %d, but the model has layers 0 to %d%s",
+                s->top - 1, layers - 1, g->w.mtp.present ? " (the last is the draft layer)" : "");
+}
+
 static bool open_state(engine *g, const engine_options *opt, err *e) {
     const model_config *c = &g->config;
+    if (!experts_placed(g, &opt->ops.cpu_experts, e)) return false;
     const int limit = c->max_position, want = opt->ctx > 0 ? opt->ctx : DEFAULT_CTX,
               slots = opt->slots > 0 ? opt->slots : 1;
     if (opt->ctx > limit)
@@ -86,13 +97,14 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
     int prefix_pages = 0;
     if (!shape_memory(&shape, &prefix_pages, g, opt, e)) return false;
     memory_plan_make(&g->plan, c, &g->w, &opt->heads, &shape, prefix_pages, rows, head_rows);
-    if (g->o->memory_available) { /* everything goes to the device */
-        g->plan.available_bytes = g->o->memory_available(g->o);
-        g->plan.total_bytes += g->plan.mapped_bytes;
-    }
+    if (g->o->memory_available)
+        memory_plan_device(&g->plan, c, &g->w, &opt->ops.cpu_experts, rows, g->o->memory_available(g->o),
+                           g->o->shared_memory);
     if (!memory_plan_check(&g->plan, opt->memory_bytes, e)) return false;
     if (!opt->any_values && !routers_finite(&g->w, c, e)) return false;
-    if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, &opt->heads, e)) return false;
+    if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, &opt->heads,
+                  &opt->ops.cpu_experts, e))
+        return false;
     if (!sampler_open(&g->sm, g->n.real_vocab, opt->ops.isa, e)) return false;
     if (!state_open(&g->st, &g->n, &g->w, &shape, e)) return false;
     if (!scratch_open(&g->sc, &g->n, rows, head_rows, e)) return false;

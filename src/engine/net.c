@@ -48,7 +48,7 @@ static bool quants_of(linear_quant **out, const net *n, const wquant *q, int cou
     return true;
 }
 
-static bool prepare_experts(net *n, experts **out, const wexperts *x, err *e) {
+static bool prepare_experts(net *n, experts **out, const wexperts *x, int layer, err *e) {
     linear_quant *gate = NULL, *up = NULL, *down = NULL;
     bool ok = quants_of(&gate, n, x->gate_q, x->count, x->name, e) &&
               quants_of(&up, n, x->up_q, x->count, x->name, e) && quants_of(&down, n, x->down_q, x->count, x->name, e);
@@ -64,7 +64,8 @@ static bool prepare_experts(net *n, experts **out, const wexperts *x, err *e) {
                                  .gate_q = gate,
                                  .up_q = up,
                                  .down_q = down,
-                                 .mapped = true };
+                                 .mapped = true,
+                                 .on_cpu = layer_set_has(&n->cpu_experts, layer) };
         ok = n->o->experts_new(n->o, out, &d, e);
     }
     free(gate);
@@ -73,9 +74,9 @@ static bool prepare_experts(net *n, experts **out, const wexperts *x, err *e) {
     return ok;
 }
 
-static bool prepare_ffn(net *n, net_ffn *f, const wffn *w, err *e) {
+static bool prepare_ffn(net *n, net_ffn *f, const wffn *w, int layer, err *e) {
     f->inter = w->gate.rows;
-    if (w->experts.count > 0 && !prepare_experts(n, &f->experts, &w->experts, e)) return false;
+    if (w->experts.count > 0 && !prepare_experts(n, &f->experts, &w->experts, layer, e)) return false;
     return prepare(n, &f->router, &w->router, e) && prepare(n, &f->shared_gate, &w->shared_gate_in, e) &&
            prepare(n, &f->gate, &w->gate, e) && prepare(n, &f->up, &w->up, e) && prepare(n, &f->down, &w->down, e);
 }
@@ -96,11 +97,11 @@ static bool prepare_attn(net *n, net_layer *l, const wlayer *w, err *e) {
            vector(n, &l->k_norm, w->k_norm, n->c->head_dim, e);
 }
 
-static bool prepare_layer(net *n, net_layer *l, const wlayer *w, err *e) {
+static bool prepare_layer(net *n, net_layer *l, const wlayer *w, int layer, err *e) {
     l->kind = w->kind;
     return vector(n, &l->norm1, w->norm1, n->c->hidden, e) && vector(n, &l->norm2, w->norm2, n->c->hidden, e) &&
            (w->kind == LAYER_GDN ? prepare_gdn(n, l, w, e) : prepare_attn(n, l, w, e)) &&
-           prepare_ffn(n, &l->ffn, &w->ffn, e);
+           prepare_ffn(n, &l->ffn, &w->ffn, layer, e);
 }
 
 static bool prepare_mtp(net *n, const wmtp *m, err *e) {
@@ -109,7 +110,7 @@ static bool prepare_mtp(net *n, const wmtp *m, err *e) {
     if (!m->present) return true;
     return vector(n, &n->mtp_norm_embed, m->norm_embed, h, e) && vector(n, &n->mtp_norm_hidden, m->norm_hidden, h, e) &&
            vector(n, &n->mtp_norm, m->norm, h, e) && prepare(n, &n->mtp_fc, &m->fc, e) &&
-           prepare_layer(n, &n->mtp, &m->layer, e);
+           prepare_layer(n, &n->mtp, &m->layer, n->c->layers, e);
 }
 
 static bool prepare_all(net *n, const weights *w, int real_vocab, const heads_options *ho, err *e) {
@@ -123,7 +124,7 @@ static bool prepare_all(net *n, const weights *w, int real_vocab, const heads_op
     int kinds[2] = { 0, 0 };
     for (int i = 0; i < c->layers; i++) {
         n->layers[i].index = kinds[w->layers[i].kind]++;
-        if (!prepare_layer(n, &n->layers[i], &w->layers[i], e)) return false;
+        if (!prepare_layer(n, &n->layers[i], &w->layers[i], i, e)) return false;
     }
     const size_t half = (size_t)c->rotary_dim / 2;
     void *axis = NULL;
@@ -134,8 +135,10 @@ static bool prepare_all(net *n, const weights *w, int real_vocab, const heads_op
 }
 
 bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, act_mode act,
-              const heads_options *ho, err *e) {
-    *out = (net){ .o = o, .c = c, .act = act, .layers = xcalloc((size_t)c->layers, sizeof(net_layer)) };
+              const heads_options *ho, const layer_set *cpu_experts, err *e) {
+    *out = (net){
+        .o = o, .c = c, .act = act, .cpu_experts = *cpu_experts, .layers = xcalloc((size_t)c->layers, sizeof(net_layer))
+    };
     if (prepare_all(out, w, real_vocab, ho, e)) return true;
     net_close(out);
     return false;

@@ -41,6 +41,7 @@ typedef struct net {
     int real_vocab;
     net_heads heads; /* cheaper ways to read it */
     act_mode act;
+    layer_set cpu_experts;
     float *norm;
     net_layer *layers; /* [c->layers] */
     bool has_mtp;
@@ -50,10 +51,10 @@ typedef struct net {
     uint8_t *rope_axis; /* device [rotary_dim / 2] */
 } net;
 
-/* real_vocab: ids >= it are never chosen (padding rows of the head); 0 = all are real.
+/* real_vocab: ids >= it are never chosen (padding rows of the head); 0 = all are real. cpu_experts as in ops_options.
  * Errors: E-NET-ACT (fp4 asked for, but a Linear has no input_scale), E-MACHINE-MEMORY. */
 NODISCARD bool net_open(net *out, ops *o, const model_config *c, const weights *w, int real_vocab, act_mode act,
-                        const heads_options *ho, err *e);
+                        const heads_options *ho, const layer_set *cpu_experts, err *e);
 void net_close(net *n);
 
 #endif

@@ -14,6 +14,7 @@
 #define NIBBLE_OPS_H
 
 #include "base/err.h"
+#include "base/layer_set.h"
 #include "kern/kern.h"
 #include "num/dtype.h"
 
@@ -61,6 +62,8 @@ typedef struct experts_desc {
                                  *const *down;  /* [count] each: [inter,hidden], [inter,hidden], [hidden,inter] */
     const linear_quant *gate_q, *up_q, *down_q; /* [count] each, or NULL: plain */
     bool mapped;                                /* as in linear_desc */
+    bool
+        on_cpu; /* a backend with memory of its own leaves them in the machine's, for the CPU to compute: the same bits */
 } experts_desc;
 
 /* Consecutive rows of the batch that belong to one sequence. conv and gdn take a slot at most once per call, because
@@ -170,6 +173,7 @@ struct ops {
     /* Optional (NULL: weights stay where they are, in the machine's memory): bytes that the device can still give; all weights
      * are copied there. */
     int64_t (*memory_available)(ops *o);
+    bool shared_memory; /* with memory_available: the device's memory is the machine's */
     /* Optional (NULL): a series of ops that comes again and again with the same operands, except for the contents of device
      * buffers and for the numbers in the spans. `what` and `with` name it: same names, number of rows and of spans = same
      * series. begin true: it was recorded before and is enqueued as a whole; leave the ops and end out. False: issue the ops,
@@ -260,12 +264,17 @@ struct ops {
     bool (*moe_block)(ops *o, float *x, const ops_moe_block *b, int rows);
 };
 
+/* `threads` and `isa` of `cuda` are those of experts that stay with the CPU. */
 typedef struct ops_options {
     const char *device; /* NULL or "cpu": kern + pool; "ref": the serial reference; "cuda": an NVIDIA GPU */
     int threads;        /* <= 0: all of the affinity mask */
     kern_isa isa;       /* cap; ISA_COUNT = best */
+    /* "cuda": layers whose routed experts stay with the CPU, for GPUs with little memory; the draft layer's number is that of
+     * the model's layers. Read by the engine. */
+    layer_set cpu_experts;
 } ops_options;
-/* Errors: E-OPS-DEVICE (unknown), E-MACHINE-THREADS, E-MACHINE-MEMORY; E-CUDA-BUILD, -DRIVER, -DEVICE, -ARCH, -FAILED. */
+/* Errors: E-OPS-DEVICE (unknown), E-OPS-EXPERTS (cpu_experts of another device), E-MACHINE-THREADS, E-MACHINE-MEMORY;
+ * E-CUDA-BUILD, -DRIVER, -DEVICE, -ARCH, -FAILED. */
 NODISCARD bool ops_open(ops **out, const ops_options *opt, err *e);
 
 /* A decorator over `inner` (not owned, must outlive the tap): every op runs as before and, when `fn` is set, is

@@ -46,7 +46,7 @@ static inline int64_t kv_row(const ops_kv *kv, int slot, int pos) {
 
 NODISCARD bool ops_ref_open(ops **out, err *e);
 NODISCARD bool ops_cpu_open(ops **out, int threads, kern_isa isa, err *e);
-NODISCARD bool ops_cuda_open(ops **out, err *e);
+NODISCARD bool ops_cuda_open(ops **out, int threads, kern_isa isa, err *e);
 
 /* The handles of plain memory; a backend that prepares weights in its own way wraps them. */
 bool host_linear_new(ops *o, linear **out, const linear_desc *d, err *e);

@@ -162,7 +162,7 @@ static void write_sampling(buf *b, const sampler_params *p) {
 
 static void write_engine_info(buf *b, const server *s) {
     const engine *g = s->g;
-    char plan[400];
+    char plan[500];
     const loop_stats l = loop_counted(s->l);
     buf_printf(b, ",\"context\":%d,\"sequences\":%d,\"chunk\":%d,\"kv_cache\":\"%s\",\"act\":\"%s\",\"depth\":%d",
                s->model.ctx, g->st.slots, g->chunk, dtype_name(g->kv_type), server_act_name(g), s->o->loop.depth);

@@ -93,7 +93,7 @@ const char *server_act_name(const engine *g) {
 void server_start_page(server *s) {
     const engine *g = s->g;
     const sampler_params *p = &s->model.defaults;
-    char plan[400];
+    char plan[500];
     buf formats = { 0 }, scales = { 0 };
     census *k = xcalloc(1, sizeof *k);
     census_take(k, &g->files, &g->config);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include <functional>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -172,7 +173,6 @@ static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
 static inline cudaError_t cudaDeviceGetAttribute(int *v, int, int) { return *v = 200 << 10, cudaSuccess; }
 static inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, int) { return *s = (void *)1, cudaSuccess; }
-static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 static inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 template <typename T> static inline cudaError_t cudaMalloc(T **p, size_t n) {
@@ -184,22 +184,53 @@ static inline cudaError_t cudaMallocHost(void **p, size_t n) { return cudaMalloc
 static inline cudaError_t cudaFree(void *p) { return free(p), cudaSuccess; }
 static inline cudaError_t cudaFreeHost(void *p) { return free(p), cudaSuccess; }
 static inline cudaError_t cudaMemGetInfo(size_t *f, size_t *t) { return *f = *t = (size_t)1 << 34, cudaSuccess; }
+/* What comes on the stream runs at once, or is kept while a graph is recorded. */
+typedef std::vector<std::function<void()>> emu_steps;
+extern emu_steps *emu_recording;
+template <typename F> static inline cudaError_t emu_do(F step) {
+    if (emu_recording)
+        emu_recording->push_back(step);
+    else
+        step();
+    return cudaSuccess;
+}
 static inline cudaError_t cudaMemcpyAsync(void *d, const void *s, size_t n, int, cudaStream_t) {
-    return memcpy(d, s, n), cudaSuccess;
+    return emu_do([=]() { memcpy(d, s, n); });
 }
 static inline cudaError_t cudaMemsetAsync(void *d, int v, size_t n, cudaStream_t) {
-    return memset(d, v, n), cudaSuccess;
+    return emu_do([=]() { memset(d, v, n); });
 }
-static inline cudaError_t cudaStreamBeginCapture(cudaStream_t, int) { return cudaErrorInvalidValue; }
-static inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *) { return cudaErrorInvalidValue; }
-static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, int) { return cudaErrorInvalidValue; }
-static inline cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
-static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
-static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaErrorInvalidValue; }
+/* As on a GPU, where a wait inside of a record makes it void. */
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    return emu_recording ? cudaErrorInvalidValue : cudaSuccess;
+}
+typedef void (*cudaHostFn_t)(void *);
+static inline cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t fn, void *ctx) {
+    return emu_do([=]() { fn(ctx); });
+}
+static inline cudaError_t cudaStreamBeginCapture(cudaStream_t, int) {
+    if (emu_recording) return cudaErrorInvalidValue;
+    return emu_recording = new emu_steps, cudaSuccess;
+}
+static inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *g) {
+    if (!emu_recording) return cudaErrorInvalidValue;
+    *g = emu_recording;
+    return emu_recording = NULL, cudaSuccess;
+}
+static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *e, cudaGraph_t g, int) {
+    return *e = new emu_steps(*(emu_steps *)g), cudaSuccess;
+}
+static inline cudaError_t cudaGraphDestroy(cudaGraph_t g) { return delete (emu_steps *)g, cudaSuccess; }
+static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t e) { return delete (emu_steps *)e, cudaSuccess; }
+static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t) {
+    for (const std::function<void()> &step : *(emu_steps *)e) step();
+    return cudaSuccess;
+}
 template <typename K> static inline cudaError_t cudaFuncSetAttribute(K, int, int) { return cudaSuccess; }
 template <typename... P, typename... A>
 static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(P...), A... args) {
-    emu_run(c->gridDim, c->blockDim, c->dynamicSmemBytes, [=]() { kernel(args...); });
-    return cudaSuccess;
+    const dim3 grid = c->gridDim, block = c->blockDim;
+    const size_t smem = c->dynamicSmemBytes;
+    return emu_do([=]() { emu_run(grid, block, smem, [=]() { kernel(args...); }); });
 }
 #define EMU_LAUNCH(k, ...) (k)(__VA_ARGS__)

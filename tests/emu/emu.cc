@@ -6,6 +6,7 @@
 
 dim3 emu_thread, blockIdx, blockDim, gridDim;
 char *emu_dyn;
+emu_steps *emu_recording;
 
 enum { STACK = 96 << 10, MOST = 1024 };
 enum state { READY, AT_BARRIER, AT_WARP, DONE };

@@ -21,6 +21,8 @@ struct gpu {
         void *p;
         size_t bytes;
     } work[GPU_WORKS];
+    void *host_work; /* pinned */
+    size_t host_work_bytes;
     unsigned work_changes;
     void *stage; /* pinned ring of uploads */
     size_t stage_at;

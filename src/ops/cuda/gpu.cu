@@ -87,6 +87,7 @@ void gpu_close(gpu *g) {
     if (!g) return;
     if (g->stream) cudaStreamSynchronize(g->stream);
     for (int i = 0; i < GPU_WORKS; i++) cudaFree(g->work[i].p);
+    if (g->host_work) cudaFreeHost(g->host_work);
     if (g->stage) cudaFreeHost(g->stage);
     if (g->stream) cudaStreamDestroy(g->stream);
     free(g);
@@ -169,6 +170,37 @@ void *gpu_work(gpu *g, int place, size_t bytes) {
 }
 
 unsigned gpu_work_changes(const gpu *g) { return g->work_changes; }
+
+void *gpu_host_work(gpu *g, size_t bytes) {
+    if (g->host_work_bytes >= bytes) return g->host_work;
+    gpu_note(g, cudaStreamSynchronize(g->stream), "host work memory");
+    if (g->host_work) cudaFreeHost(g->host_work);
+    g->host_work = NULL;
+    g->host_work_bytes = 0;
+    g->work_changes++;
+    const size_t want = bytes + bytes / 4 + 4096;
+    const cudaError_t e = cudaMallocHost(&g->host_work, want);
+    if (e != cudaSuccess) return gpu_note(g, e, "host work memory"), (void *)NULL;
+    g->host_work_bytes = want;
+    return g->host_work;
+}
+
+void gpu_fetch(gpu *g, void *host, const void *src, size_t bytes) {
+    if (bytes) gpu_note(g, cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, g->stream), "fetch");
+}
+
+void gpu_send(gpu *g, void *dst, const void *host, size_t bytes) {
+    if (bytes) gpu_note(g, cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, g->stream), "send");
+}
+
+void gpu_call(gpu *g, void (*fn)(void *ctx), void *ctx) {
+    gpu_note(g, cudaLaunchHostFunc(g->stream, fn, ctx), "call");
+}
+
+bool gpu_wait(gpu *g) {
+    gpu_note(g, cudaStreamSynchronize(g->stream), "step");
+    return g->fault == cudaSuccess;
+}
 
 bool gpu_sync(gpu *g, char *why) {
     gpu_note(g, cudaStreamSynchronize(g->stream), "step");

@@ -51,7 +51,16 @@ void gpu_zero(gpu *g, void *dst, size_t bytes);
 enum { GPU_WORK_A, GPU_WORK_B, GPU_WORK_C, GPU_WORK_D, GPU_WORK_E, GPU_WORK_F, GPU_WORK_SPANS, GPU_WORKS };
 void *gpu_work(gpu *g, int place, size_t bytes);
 unsigned gpu_work_changes(const gpu *g); /* grows whenever a block moved */
-bool gpu_sync(gpu *g, char *why);        /* waits; false and CUDA's words [256] when anything failed since open */
+/* One block of host memory that the device reads and writes by itself, grown in the same way. NULL: likewise. */
+void *gpu_host_work(gpu *g, size_t bytes);
+/* Copies between it and the device. */
+void gpu_fetch(gpu *g, void *host, const void *src, size_t bytes);
+void gpu_send(gpu *g, void *dst, const void *host, size_t bytes);
+/* fn(ctx) on a thread of CUDA's when everything enqueued so far is done; what comes later waits for it. fn must not use the
+ * device. Recorded like any other step. */
+void gpu_call(gpu *g, void (*fn)(void *ctx), void *ctx);
+bool gpu_wait(gpu *g);            /* waits; false when anything failed since open */
+bool gpu_sync(gpu *g, char *why); /* waits; false and CUDA's words [256] when anything failed since open */
 
 /* ---- graphs: what is enqueued between begin and end is recorded, not run; gpu_graph_run runs it ---- */
 typedef struct gpu_graph gpu_graph;
