@@ -13,7 +13,8 @@ typedef struct options {
     cmd_sampling s;
     serve_options o;
     int max_seqs, chunk, queue, log_format;
-    int64_t max_body, kv_memory, prefix_cache;
+    int64_t max_body, kv_memory, prefix_cache, cache_dir_bytes;
+    const char *cache_dir;
     arg_strings key_files, names;
     buf key_text; /* keys from files and the environment, NUL behind each */
 } options;
@@ -53,6 +54,11 @@ static bool defaults(void *ctx, sampler_params *out, const engine *g, err *e) {
 static bool serve(options *o, const char *dir, int *code, err *e) {
     int rows;
     if (!cmd_draft_head(&rows, o->s.draft_head, e) || !read_keys(o, e)) return false;
+    if ((o->cache_dir || o->cache_dir_bytes) && o->prefix_cache == 0)
+        return fail(e, ERR_USAGE, "E-USAGE",
+                    "--cache-dir: needs a prefix cache in memory (leave out --prefix-cache 0)");
+    if (o->cache_dir_bytes && !o->cache_dir)
+        return fail(e, ERR_USAGE, "E-USAGE", "--cache-dir-size: of which folder? (name it with --cache-dir)");
     serve_options *so = &o->o;
     /* Three fifths for states and two for KV: a state of the 35B model is as large as the KV of 6,144 tokens. */
     const int64_t prefix = o->prefix_cache >= 0 ? o->prefix_cache : min_i64(memory_available() / 8, (int64_t)1 << 30);
@@ -71,7 +77,10 @@ static bool serve(options *o, const char *dir, int *code, err *e) {
                                    .prefix_kv_bytes = prefix * 2 / 5,
                                    .memory_bytes = o->s.memory,
                                    .need_text = true };
-    so->loop = (loop_options){ .depth = o->s.has_spec ? o->s.spec : 2, .max_queue = o->queue };
+    so->loop = (loop_options){ .depth = o->s.has_spec ? o->s.spec : 2,
+                               .max_queue = o->queue,
+                               .prefix_dir = o->cache_dir,
+                               .prefix_dir_bytes = o->cache_dir_bytes };
     so->limits.max_body_bytes = (size_t)o->max_body;
     so->selftest = o->s.selftest;
     so->thinking = o->s.think == 0 ? -1 : o->s.think == 1;
@@ -250,6 +259,19 @@ int cmd_serve(int argc, char **argv, err *e) {
           .hi = INT64_MAX,
           .none = "1 GiB, at most an eighth of what is available",
           .help = "memory for what prompts have in common with earlier ones; 0 is off" },
+        { .type = ARG_STR,
+          .name = "cache-dir",
+          .meta = "DIR",
+          .dst = &o.cache_dir,
+          .help = "keep there what the prefix cache has no room for, and all of it between runs" },
+        { .type = ARG_BYTES,
+          .name = "cache-dir-size",
+          .meta = "BYTES",
+          .dst = &o.cache_dir_bytes,
+          .lo = 1,
+          .hi = INT64_MAX,
+          .none = "16 GB",
+          .help = "the most that the files in --cache-dir take" },
         { .type = ARG_BYTES,
           .name = "kv-memory",
           .meta = "BYTES",

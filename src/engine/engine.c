@@ -48,6 +48,11 @@ static bool shape_memory(state_shape *s, int *prefix_pages, const engine *g, con
     *prefix_pages = spare > 0 ? (int)min_i64(opt->prefix_kv_bytes / max_i64(page, 1), most) : 0;
     s->spare = *prefix_pages > 0 ? (int)spare : 0;
     if (s->spare == 0) *prefix_pages = 0;
+    if (s->spare == 0 && opt->prefix_state_bytes > 0)
+        log_say("W-PREFIX-SMALL",
+                "prefix cache: %.3f GB for states and %.3f for KV, but one takes %.3f and %.3f: nothing is kept",
+                (double)opt->prefix_state_bytes / 1e9, (double)opt->prefix_kv_bytes / 1e9,
+                (double)config_state_bytes(&g->config) / 1e9, (double)page / 1e9);
     s->pages = (int)min_i64(asked + *prefix_pages, INT32_MAX);
     return true;
 }

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "engine/identity.h"
 #include "engine/loop_impl.h"
 
@@ -63,6 +64,9 @@ static bool open_buffers(loop *l, err *e) {
 static bool open_prefix(loop *l, err *e) {
     engine *g = l->g;
     const int spare = g->st.pages.slots - g->st.slots;
+    if (spare == 0 && l->opt.prefix_dir)
+        return fail(e, ERR_USAGE, "E-PREFIX-DIR",
+                    "%s: needs a prefix cache in memory that holds a state (give it more)", l->opt.prefix_dir);
     if (spare == 0) return true;
     if (!prefix_open(&l->prefix, &g->st, spare, g->prefix_pages, e)) return false;
     if (!l->opt.prefix_dir) return true;
@@ -70,6 +74,9 @@ static bool open_prefix(loop *l, err *e) {
     const int64_t most = l->opt.prefix_dir_bytes > 0 ? l->opt.prefix_dir_bytes : DEFAULT_DIR_BYTES;
     if (!prefix_disk_open(&d, l->opt.prefix_dir, engine_identity(g, l->opt.depth > 0), e)) return false;
     prefix_use_disk(l->prefix, d, most);
+    const prefix_counts c = prefix_counted(l->prefix);
+    log_say("N-PREFIX-DIR", "%s: %d states in %.2f GB of at most %.2f", l->opt.prefix_dir, c.files,
+            (double)c.file_bytes / 1e9, (double)most / 1e9);
     return true;
 }
 

@@ -199,6 +199,9 @@ static void write_engine(const writer *w, const loop_stats *l) {
     one(w, "nibble_prefix_bytes", "gauge", "their memory", (double)l->prefix_bytes);
     one(w, "nibble_prefix_made_total", "counter", "states kept so far", (double)l->prefix_made);
     one(w, "nibble_prefix_evicted_total", "counter", "given up for room", (double)l->prefix_evicted);
+    one(w, "nibble_prefix_files", "gauge", "states in the folder of the prefix cache", l->prefix_files);
+    one(w, "nibble_prefix_file_bytes", "gauge", "their size", (double)l->prefix_file_bytes);
+    one(w, "nibble_prefix_loaded_total", "counter", "states read from there", (double)l->prefix_loaded);
     one(w, "nibble_prefix_forgotten_total", "counter", "dropped because their sequence came out not finite",
         (double)l->prefix_forgotten);
     write_speculation(w, l);
