@@ -90,13 +90,13 @@ static void project(const pass *p, float *y, const float *x, const linear *w) {
 
 enum { MOST_PROJECTIONS = 4 };
 
-/* Several projections of the normed residual. */
-static void norm_project(const pass *p, const float *norm, float *const *y, const linear *const *w, int n) {
+/* Several projections of the normed residual, which is left in s->h when `keep`. */
+static void norm_project(const pass *p, const float *norm, float *const *y, const linear *const *w, int n, bool keep) {
     scratch *s = p->s;
     const model_config *c = s->n->c;
     ops *o = s->n->o;
     CHECK(n <= MOST_PROJECTIONS, "%d projections", n);
-    if (o->norm_linears && o->norm_linears(o, y, w, n, s->x, norm, c->rms_eps, p->rows)) return;
+    if (o->norm_linears && o->norm_linears(o, y, keep ? s->h : NULL, w, n, s->x, norm, c->rms_eps, p->rows)) return;
     o->rmsnorm(o, s->h, s->x, c->hidden, norm, p->rows, c->hidden, c->rms_eps);
     for (int i = 0; i < n; i++) project(p, y[i], s->h, w[i]);
 }
@@ -118,7 +118,7 @@ static void gdn_half(const pass *p, const net_layer *l) {
     float *qkv = s->wide[0], *z = s->wide[1], *conv = s->wide[2], *out = s->wide[3];
     float *const y[] = { qkv, z, s->gate_b, s->gate_a };
     const linear *const w[] = { l->in_qkv, l->in_z, l->in_b, l->in_a };
-    norm_project(p, l->norm1, y, w, 4);
+    norm_project(p, l->norm1, y, w, 4, false);
     o->conv(o, conv, qkv, l->conv, &p->st->conv[l->index], p->spans, p->n_spans);
     o->gdn(o, out, conv, s->gate_a, s->gate_b, l->neg_a, l->dt_bias, &p->st->gdn[l->index], p->spans, p->n_spans);
     if (o->gated_linear_add && o->gated_linear_add(o, s->x, out, z, l->gdn_norm, c->lin_v_heads, c->lin_v_dim,
@@ -138,7 +138,7 @@ static void attn_half(const pass *p, const net_layer *l, ops_kv *kv) {
     float *qg = s->wide[0], *k = s->wide[1], *v = s->wide[2], *q = s->wide[3];
     float *const y[] = { qg, k, v };
     const linear *const w[] = { l->q, l->k, l->v };
-    norm_project(p, l->norm1, y, w, 3);
+    norm_project(p, l->norm1, y, w, 3, false);
     o->qk_rope(o, q, k, qg, l->q_norm, l->k_norm, s->pos3, &rope, p->rows, c->heads, c->kv_heads, c->head_dim,
                c->attn_gate, c->rms_eps);
     o->kv_append(o, kv, k, v, p->spans, p->n_spans);
@@ -170,12 +170,19 @@ static void ffn_half(const pass *p, const net_layer *l) {
     ops *o = s->n->o;
     const net_ffn *f = &l->ffn;
     if (experts_at_once(p, l)) return;
-    o->rmsnorm(o, s->h, s->x, c->hidden, l->norm2, p->rows, c->hidden, c->rms_eps);
-    float *gate = s->wide[0], *down = s->wide[1], *logits = s->wide[2], *routed = s->wide[3];
+    float *gate = s->wide[0], *up = s->wide[1], *down = s->wide[1], *logits = s->wide[2], *routed = s->wide[3];
+    float *share = f->shared_gate ? s->pair : NULL; /* free outside the start of a draft step */
+    float *y[MOST_PROJECTIONS];
+    const linear *w[MOST_PROJECTIONS];
+    int n = 0;
     if (f->gate) {
-        float *up = s->wide[1];
-        project(p, gate, s->h, f->gate);
-        project(p, up, s->h, f->up);
+        y[n] = gate, w[n++] = f->gate;
+        y[n] = up, w[n++] = f->up;
+    }
+    if (f->experts) y[n] = logits, w[n++] = f->router;
+    if (f->experts && share) y[n] = share, w[n++] = f->shared_gate;
+    norm_project(p, l->norm2, y, w, n, f->experts != NULL);
+    if (f->gate) {
         o->silu_mul(o, gate, gate, up, (int64_t)p->rows * f->inter);
         project(p, down, gate, f->down);
     }
@@ -183,11 +190,8 @@ static void ffn_half(const pass *p, const net_layer *l) {
         o->add(o, s->x, down, (int64_t)p->rows * c->hidden);
         return;
     }
-    project(p, logits, s->h, f->router);
     o->route(o, s->idx, s->wt, logits, p->rows, c->experts, c->topk);
     o->moe(o, routed, s->h, f->experts, s->idx, s->wt, p->rows, c->topk);
-    float *share = f->shared_gate ? s->wide[2] : NULL;
-    if (share) project(p, share, s->h, f->shared_gate);
     o->moe_combine(o, s->x, routed, f->gate ? down : NULL, share, p->rows, c->hidden);
 }
 

@@ -252,9 +252,9 @@ struct ops {
 
     /* ---- several ops at once: optional (NULL). Exactly what the ops named compute one after the other. False: no way for
      * these shapes, formats and rows; nothing was done. ---- */
-    /* y[i] [rows, N_i] = linear(rmsnorm(x, norm), w[i]) for i < n. */
-    bool (*norm_linears)(ops *o, float *const *y, const linear *const *w, int n, const float *x, const float *norm,
-                         float eps, int rows);
+    /* y[i] [rows, N_i] = linear(rmsnorm(x, norm), w[i]) for i < n; h NULL or [rows, K] = rmsnorm(x, norm). */
+    bool (*norm_linears)(ops *o, float *const *y, float *h, const linear *const *w, int n, const float *x,
+                         const float *norm, float eps, int rows);
     /* x [rows, N] += linear(h, w). */
     bool (*linear_add)(ops *o, float *x, const float *h, const linear *w, int rows);
     /* x [rows, N] += linear(gated_norm(in, z, norm), w), heads of dim. */

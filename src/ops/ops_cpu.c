@@ -174,6 +174,9 @@ static const ops CPU = {
     .moe = cpu_moe,
     .moe_hidden = cpu_moe_hidden,
     .moe_combine = cpu_moe_combine,
+    .norm_linears = cpu_norm_linears,
+    .linear_add = cpu_linear_add,
+    .gated_linear_add = cpu_gated_linear_add,
 };
 
 bool ops_cpu_open(ops **out, int threads, kern_isa isa, err *e) {

@@ -60,7 +60,11 @@ void cpu_upcast_row(const cpu *c, float *y, const linear *w, int64_t row);
 
 void cpu_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
 void cpu_qlinear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
-void cpu_packed_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows);
+bool cpu_norm_linears(ops *o, float *const *y, float *h, const linear *const *w, int n, const float *x,
+                      const float *norm, float eps, int rows);
+bool cpu_linear_add(ops *o, float *x, const float *h, const linear *w, int rows);
+bool cpu_gated_linear_add(ops *o, float *x, const float *in, const float *z, const float *norm, int heads, int dim,
+                          float eps, const linear *w, int rows);
 void cpu_qmoe(ops *o, float *y, float *hidden, const float *x, const experts *ex, const int32_t *idx, const float *wt,
               int rows, int k);
 bool cpu_head_new(ops *o, lm_head **out, const linear *full, int rows, bool screen, err *e);

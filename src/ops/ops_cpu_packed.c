@@ -1,11 +1,11 @@
-/* Linears and experts over packed NVFP4 panels: inputs are quantized once per row, then threads own panels. */
+/* Experts over packed NVFP4 panels, and what they share with Linears (ops_cpu_project.c). */
 #include <math.h>
 #include <string.h>
 
 #include "ops/ops_cpu_moe.h"
+#include "ops/ops_cpu_packed.h"
 
-/* Quantize one row as the weights' mode asks. */
-static void make_act(const cpu *c, nv_act *a, const float *x, int K, const linear_quant *q) {
+void packed_act(const cpu *c, nv_act *a, const float *x, int K, const linear_quant *q) {
     enum { PIECE = 1024 };
     if (q->act == LINEAR_ACT_FLOAT) {
         memcpy(a->x, x, (size_t)K * sizeof *x);
@@ -21,8 +21,11 @@ static void make_act(const cpu *c, nv_act *a, const float *x, int K, const linea
     }
 }
 
-/* Planes of M rows at `space`, tile after tile; returns what is behind them. */
-static char *planes_of(const cpu *c, char *space, const nv_act *a, int M, int Kp) {
+bool packed_same_act(const linear_quant *a, const linear_quant *b) {
+    return a->act == b->act && (a->act != LINEAR_ACT_FP4 || a->input_scale == b->input_scale);
+}
+
+char *packed_planes(const cpu *c, char *space, const nv_act *a, int M, int Kp) {
     for (int m = 0; m < M; m += 16, space += nv_tile_bytes(Kp)) {
         const nv_act *rows[16];
         const int count = M - m < 16 ? M - m : 16;
@@ -32,14 +35,12 @@ static char *planes_of(const cpu *c, char *space, const nv_act *a, int M, int Kp
     return space;
 }
 
-/* Sums of panels [0, n) for M rows -> y, [M] rows of n * 16. */
-static void sums(const cpu *c, float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int K,
+void packed_sums(const cpu *c, float *y, int64_t ldy, const uint8_t *panels, int64_t stride, int n, int K,
                  const nv_act *a, int M, linear_act act) {
     (act == LINEAR_ACT_FLOAT ? c->nv.dot_float : c->nv.dot)(y, ldy, panels, stride, n, nv_padded(K), a, M);
 }
 
-/* From a sum to an output: exact power of two first, then one product (NUMERICS). */
-static void finish(float *y, const float *s, int n, const linear_quant *q, const nv_act *a) {
+void packed_finish(float *y, const float *s, int n, const linear_quant *q, const nv_act *a) {
     const float unit = q->act == LINEAR_ACT_FLOAT ? 1.0f : q->act == LINEAR_ACT_INT8 ? 0x1p-9f : 0x1p-18f;
     const float factor = q->act == LINEAR_ACT_FLOAT  ? q->scale_2
                          : q->act == LINEAR_ACT_INT8 ? q->scale_2 * a->factor * 0.5f
@@ -54,70 +55,9 @@ static void finish(float *y, const float *s, int n, const linear_quant *q, const
     for (i = 0; i < n && a->bad; i++) y[i] = NAN;
 }
 
-/* ---- y = x W^T ---- */
+/* ---- experts ---- */
 
-enum {
-    ROWS_AT_ONCE = 64,
-    PANELS = 16,       /* outputs that wait for their factor */
-    GEMM_ROWS = 8,     /* from here on planes pay */
-    GEMM_AT_ONCE = 256 /* rows that share an expansion of the weights */
-};
-
-typedef struct packed_job {
-    cpu *c;
-    float *y;
-    const float *x;
-    int64_t ldy, ldx;
-    const linear *w;
-    int rows;
-    nv_act *acts;
-    char *planes; /* NULL: dot */
-} packed_job;
-
-/* Rows [begin, end), begin a multiple of 16, and their planes where they are used. */
-static void packed_inputs_made(const packed_job *j, int64_t begin, int64_t end) {
-    const int K = j->w->cols, Kp = nv_padded(K);
-    for (int64_t r = begin; r < end; r++) make_act(j->c, &j->acts[r], j->x + r * j->ldx, K, &j->w->q);
-    for (int64_t r = begin; r < end && j->planes; r += 16) {
-        const nv_act *rows[16];
-        const int n = (int)min_i64(16, end - r);
-        for (int i = 0; i < n; i++) rows[i] = &j->acts[r + i];
-        j->c->nv.planes(j->planes + r / 16 * nv_tile_bytes(Kp), rows, n, Kp);
-    }
-}
-
-static void packed_part(void *ctx, int thread, int threads) {
-    const packed_job *j = ctx;
-    const linear *w = j->w;
-    const int K = w->cols;
-    const int64_t stride = nv_panel_bytes(K);
-    int64_t begin, end;
-    pool_share(j->rows, j->planes ? 16 : 1, thread, threads, &begin, &end);
-    packed_inputs_made(j, begin, end);
-    cpu_barrier(j->c, threads);
-    pool_share(nv_panels(w->rows), 1, thread, threads, &begin, &end);
-    float *own = cpu_own(j->c, thread);
-    const int at_once = j->planes ? GEMM_AT_ONCE : ROWS_AT_ONCE;
-    float *space = own + GEMM_AT_ONCE * PANELS * NV_ROWS;
-    for (int64_t p = begin; p < end; p += PANELS) {
-        const int n = (int)min_i64(PANELS, end - p);
-        const int cols = (int)min_i64(n * NV_ROWS, w->rows - p * NV_ROWS);
-        for (int r = 0; r < j->rows; r += at_once) {
-            const int m = (int)min_i64(at_once, j->rows - r);
-            const uint8_t *panels = w->packed + p * stride;
-            if (j->planes)
-                j->c->nv.gemm(own, n * NV_ROWS, panels, stride, n, nv_padded(K),
-                              j->planes + r / 16 * nv_tile_bytes(nv_padded(K)), m, space);
-            else
-                sums(j->c, own, n * NV_ROWS, panels, stride, n, K, j->acts + r, m, w->q.act);
-            for (int i = 0; i < m; i++)
-                finish(j->y + (r + i) * j->ldy + p * NV_ROWS, own + (int64_t)i * n * NV_ROWS, cols, &w->q,
-                       &j->acts[r + i]);
-        }
-    }
-}
-
-static nv_act *acts_at(char *mem, int count, int K) {
+nv_act *packed_acts_at(char *mem, int count, int K) {
     const size_t each = nv_act_bytes(K);
     nv_act *a = (nv_act *)(void *)mem;
     mem += ((size_t)count * sizeof *a + 63) & ~(size_t)63;
@@ -125,25 +65,9 @@ static nv_act *acts_at(char *mem, int count, int K) {
     return a;
 }
 
-static size_t acts_bytes(size_t count, int K) {
+size_t packed_acts_bytes(size_t count, int K) {
     return ((count * sizeof(nv_act) + 63) & ~(size_t)63) + count * nv_act_bytes(K);
 }
-
-void cpu_packed_linear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows) {
-    packed_job j = { .c = o->self, .y = y, .x = x, .ldy = ldy, .ldx = ldx, .w = w, .rows = rows };
-    if (rows <= 0) return;
-    const bool many = rows >= GEMM_ROWS && j.c->nv.gemm && w->q.act != LINEAR_ACT_FLOAT && w->cols <= 32768;
-    const size_t acts = (acts_bytes((size_t)rows, w->cols) + 63) & ~(size_t)63;
-    const size_t planes = many ? (size_t)(rows + 15) / 16 * (size_t)nv_tile_bytes(nv_padded(w->cols)) : 0;
-    char *mem = work_need(&j.c->shared, acts + planes);
-    j.acts = acts_at(mem, rows, w->cols);
-    j.planes = many ? mem + acts : NULL;
-    const size_t sums_bytes = (many ? GEMM_AT_ONCE : ROWS_AT_ONCE) * PANELS * NV_ROWS * sizeof(float);
-    cpu_own_need(j.c, sums_bytes + (many ? j.c->nv.gemm_bytes : 0));
-    cpu_run(j.c, packed_part, &j, 0.03 * w->rows * w->cols * (1 + 0.5 * rows));
-}
-
-/* ---- experts ---- */
 
 enum {
     PAIRS_AT_ONCE = 32,   /* rows of an expert at a time */
@@ -163,14 +87,14 @@ typedef struct pass {
 } pass;
 
 static pass pass_of(const cpu *c, const uint8_t *panels, int n, int K, int rows, linear_act act, char *space) {
-    const bool many = c->nv.gemm && act != LINEAR_ACT_FLOAT && rows >= GEMM_ROWS && n >= 4 && K <= EXPERT_GEMM_K;
+    const bool many = c->nv.gemm && act != LINEAR_ACT_FLOAT && rows >= PACKED_GEMM_ROWS && n >= 4 && K <= EXPERT_GEMM_K;
     const int pieces = (rows + PLANES_AT_ONCE - 1) / PLANES_AT_ONCE;
     return (pass){ .c = c,
                    .panels = panels,
                    .stride = nv_panel_bytes(K),
                    .K = K,
                    .at_once = many ? ((rows + pieces - 1) / pieces + 15) / 16 * 16 : PAIRS_AT_ONCE,
-                   .panels_at_once = many ? PANELS : n,
+                   .panels_at_once = many ? PACKED_PANELS : n,
                    .act = act,
                    .space = many ? space : NULL };
 }
@@ -181,26 +105,26 @@ static void pass_sums(const pass *s, float *y, int p, int n, const nv_act *a, in
     if (s->space)
         s->c->nv.gemm(y, n * NV_ROWS, panels, s->stride, n, nv_padded(s->K), s->space, M, behind);
     else
-        sums(s->c, y, n * NV_ROWS, panels, s->stride, n, s->K, a, M, s->act);
+        packed_sums(s->c, y, n * NV_ROWS, panels, s->stride, n, s->K, a, M, s->act);
 }
 
 int packed_inputs(const moe_job *j) { return j->ex->same_in ? j->rows : j->rows * j->k; }
 
 size_t packed_act_bytes(const moe_job *j) {
     const size_t pairs = (size_t)j->rows * (size_t)j->k;
-    const size_t in = acts_bytes((size_t)packed_inputs(j), j->ex->hidden);
-    return (j->ex->same_in ? in : 2 * in) + acts_bytes(pairs, j->ex->inter);
+    const size_t in = packed_acts_bytes((size_t)packed_inputs(j), j->ex->hidden);
+    return (j->ex->same_in ? in : 2 * in) + packed_acts_bytes(pairs, j->ex->inter);
 }
 
 void packed_act_layout(moe_job *j, char *mem) {
-    const size_t in = acts_bytes((size_t)packed_inputs(j), j->ex->hidden);
-    j->gate_act = j->up_act = acts_at(mem, packed_inputs(j), j->ex->hidden);
+    const size_t in = packed_acts_bytes((size_t)packed_inputs(j), j->ex->hidden);
+    j->gate_act = j->up_act = packed_acts_at(mem, packed_inputs(j), j->ex->hidden);
     mem += in;
     if (!j->ex->same_in) {
-        j->up_act = acts_at(mem, packed_inputs(j), j->ex->hidden);
+        j->up_act = packed_acts_at(mem, packed_inputs(j), j->ex->hidden);
         mem += in;
     }
-    j->down_act = acts_at(mem, j->rows * j->k, j->ex->inter);
+    j->down_act = packed_acts_at(mem, j->rows * j->k, j->ex->inter);
 }
 
 /* Of one thread: gathered rows, sums, then space for planes and gemm. */
@@ -209,7 +133,7 @@ static size_t gathered_bytes(void) { return (PLANES_AT_ONCE * sizeof(nv_act) + 6
 static size_t sums_bytes(const experts *ex) {
     const int wide =
         nv_panels(ex->inter) * 2 > nv_panels(ex->hidden) ? nv_panels(ex->inter) * 2 : nv_panels(ex->hidden);
-    const size_t few = PAIRS_AT_ONCE * (size_t)wide, many = PLANES_AT_ONCE * PANELS;
+    const size_t few = PAIRS_AT_ONCE * (size_t)wide, many = PLANES_AT_ONCE * PACKED_PANELS;
     return (few > many ? few : many) * NV_ROWS * sizeof(float);
 }
 
@@ -242,20 +166,20 @@ void packed_quantize_in(const moe_job *j, int begin, int end) {
     const experts *ex = j->ex;
     for (int i = begin; i < end; i++) {
         if (ex->same_in) {
-            make_act(j->c, &j->gate_act[i], j->x + (int64_t)i * ex->hidden, ex->hidden, &ex->gate_q[0]);
+            packed_act(j->c, &j->gate_act[i], j->x + (int64_t)i * ex->hidden, ex->hidden, &ex->gate_q[0]);
             continue;
         }
         const int e = expert_at(j, i);
         const float *x = j->x + (int64_t)(j->pair[i] / j->k) * ex->hidden;
-        make_act(j->c, &j->gate_act[i], x, ex->hidden, &ex->gate_q[e]);
-        if (!one_input(ex, e)) make_act(j->c, &j->up_act[i], x, ex->hidden, &ex->up_q[e]);
+        packed_act(j->c, &j->gate_act[i], x, ex->hidden, &ex->gate_q[e]);
+        if (!one_input(ex, e)) packed_act(j->c, &j->up_act[i], x, ex->hidden, &ex->up_q[e]);
     }
 }
 
 void packed_quantize_down(const moe_job *j, int begin, int end) {
     const experts *ex = j->ex;
     for (int i = begin; i < end; i++)
-        make_act(j->c, &j->down_act[i], j->h + (int64_t)i * ex->inter, ex->inter, &ex->down_q[expert_at(j, i)]);
+        packed_act(j->c, &j->down_act[i], j->h + (int64_t)i * ex->inter, ex->inter, &ex->down_q[expert_at(j, i)]);
 }
 
 /* h = silu(gate) * up for panels [p, p + n) of M pairs from `pair` on; sums of gate and up lie by turns. */
@@ -269,8 +193,8 @@ static void gated(const moe_job *j, const group *g, float *sum, int pair, int M,
         float *h = j->h + (int64_t)(pair + i) * ex->inter + c0;
         for (int c = 0; c < cols; c += NV_ROWS) {
             const int w = (int)min_i64(NV_ROWS, cols - c), at = c % PIECE;
-            finish(h + c, sum + c * 2, w, &ex->gate_q[g->expert], &ga[i]);
-            finish(up + at, sum + c * 2 + NV_ROWS, w, &ex->up_q[g->expert], &ua[i]);
+            packed_finish(h + c, sum + c * 2, w, &ex->gate_q[g->expert], &ga[i]);
+            packed_finish(up + at, sum + c * 2 + NV_ROWS, w, &ex->up_q[g->expert], &ua[i]);
             if (c + w == cols || at + w == PIECE) j->c->k.silu_mul(h + c - at, h + c - at, up, at + w);
         }
         if (j->hidden_out)
@@ -290,7 +214,7 @@ static void gate_up_one_input(const moe_job *j, const group *g, int i0, int i1, 
         const int m = (int)min_i64(s.at_once, g->end - p);
         for (int i = 0; i < m && ex->same_in; i++) gathered[i] = j->gate_act[j->pair[p + i] / j->k];
         const nv_act *acts = ex->same_in ? gathered : &j->gate_act[p];
-        char *behind = s.space ? planes_of(j->c, s.space, acts, m, nv_padded(ex->hidden)) : NULL;
+        char *behind = s.space ? packed_planes(j->c, s.space, acts, m, nv_padded(ex->hidden)) : NULL;
         for (int q = 0; q < 2 * n; q += s.panels_at_once) {
             const int some = (int)min_i64(s.panels_at_once, 2 * n - q), c0 = i0 + q / 2 * NV_ROWS;
             pass_sums(&s, sum, q, some, acts, m, behind);
@@ -313,8 +237,9 @@ void packed_gate_up(const moe_job *j, const group *g, int i0, int i1, float *own
         const int m = (int)min_i64(PAIRS_AT_ONCE, g->end - p);
         const nv_act *ga = &j->gate_act[p], *ua = &j->up_act[p];
         for (int q = 0; q < n; q++) {
-            sums(j->c, own + q * 32, width, panels + q * 2 * stride, stride, 1, ex->hidden, ga, m, gate);
-            sums(j->c, own + q * 32 + 16, width, panels + (q * 2 + 1) * stride, stride, 1, ex->hidden, ua, m, up);
+            packed_sums(j->c, own + q * 32, width, panels + q * 2 * stride, stride, 1, ex->hidden, ga, m, gate);
+            packed_sums(j->c, own + q * 32 + 16, width, panels + (q * 2 + 1) * stride, stride, 1, ex->hidden, ua, m,
+                        up);
         }
         gated(j, g, own, p, m, i0, i1 - i0, ga, ua);
     }
@@ -324,7 +249,7 @@ void packed_gate_up(const moe_job *j, const group *g, int i0, int i1, float *own
 static void down_added(const moe_job *j, const group *g, float *sum, int pair, int M, int c0, int cols) {
     const int width = nv_panels(cols) * NV_ROWS;
     for (int i = pair; i < pair + M; i++, sum += width) {
-        finish(sum, sum, cols, &j->ex->down_q[g->expert], &j->down_act[i]);
+        packed_finish(sum, sum, cols, &j->ex->down_q[g->expert], &j->down_act[i]);
         j->c->k.add_scaled(j->y + (int64_t)(j->pair[i] / j->k) * j->ex->hidden + c0, j->wt[j->pair[i]], sum, cols);
     }
 }
@@ -340,7 +265,7 @@ void packed_down(const moe_job *j, int c0, int c1, float *own) {
                                (char *)own + sums_bytes(ex));
         for (int p = g->begin; p < g->end; p += s.at_once) {
             const int m = (int)min_i64(s.at_once, g->end - p);
-            char *behind = s.space ? planes_of(j->c, s.space, &j->down_act[p], m, Kp) : NULL;
+            char *behind = s.space ? packed_planes(j->c, s.space, &j->down_act[p], m, Kp) : NULL;
             for (int q = 0; q < n; q += s.panels_at_once) {
                 const int some = (int)min_i64(s.panels_at_once, n - q), at = c0 + q * NV_ROWS;
                 pass_sums(&s, own, q, some, &j->down_act[p], m, behind);

@@ -1,5 +1,5 @@
 /* Quantized Linears and experts as stored (FP8): inputs are quantized once per row, then threads own output rows.
- * NVFP4 is in ops_cpu_packed.c. */
+ * NVFP4 is in ops_cpu_linear.c and ops_cpu_packed.c. */
 #include <string.h>
 
 #include "num/mathf.h"
@@ -34,10 +34,6 @@ static void qlinear_part(void *ctx, int thread, int threads) {
 }
 
 void cpu_qlinear(ops *o, float *y, int64_t ldy, const float *x, int64_t ldx, const linear *w, int rows) {
-    if (w->packed) {
-        cpu_packed_linear(o, y, ldy, x, ldx, w, rows);
-        return;
-    }
     qlinear_job j = { .c = o->self, .y = y, .x = x, .ldy = ldy, .ldx = ldx, .d = linear_view(w), .rows = rows };
     j.acts = work_need(&j.c->shared, (size_t)rows * act_bytes(w->cols));
     cpu_run(j.c, qlinear_part, &j, 1.0 * rows * w->rows * w->cols);

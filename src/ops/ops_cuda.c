@@ -286,10 +286,10 @@ static void cuda_moe_combine(ops *o, float *x, const float *routed, const float 
 
 enum { MOST_LINEARS = 8 };
 
-static bool cuda_norm_linears(ops *o, float *const *y, const linear *const *w, int n, const float *x, const float *norm,
-                              float eps, int rows) {
+static bool cuda_norm_linears(ops *o, float *const *y, float *h, const linear *const *w, int n, const float *x,
+                              const float *norm, float eps, int rows) {
     const gpu_mat *m[MOST_LINEARS];
-    if (n > MOST_LINEARS) return false;
+    if (n > MOST_LINEARS || h) return false;
     for (int i = 0; i < n; i++) m[i] = mat_of(w[i]);
     return gpu_norm_linears(gpu_of(o), y, m, n, x, norm, eps, rows);
 }

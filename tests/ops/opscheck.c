@@ -523,13 +523,16 @@ static void free_desc(const linear_desc *d) {
 
 static void check_norm_linears(void) {
     enum { MOST = 4 };
+    static const linear_act acts[] = { LINEAR_ACT_FLOAT, LINEAR_ACT_FP4, LINEAR_ACT_INT8 };
     const linear_act act = draw(2) ? LINEAR_ACT_FP4 : LINEAR_ACT_INT8;
-    const int n = between(1, MOST), rows = between(1, FUSED_ROWS);
+    const int n = between(1, MOST), rows = between(1, draw(4) ? FUSED_ROWS : 40);
+    const bool mixed = draw(3) == 0, keep = draw(2) == 0;
     linear_desc d[MOST];
     float *want[MOST], *x = floats((int64_t)rows * FUSED_K), *norm = floats(FUSED_K),
-                       *h = floats((int64_t)rows * FUSED_K), *want_add = malloc(sizeof(float) * (size_t)(rows * 70));
+                       *h = floats((int64_t)rows * FUSED_K), *want_h = malloc(sizeof(float) * (size_t)(rows * FUSED_K)),
+                       *want_add = malloc(sizeof(float) * (size_t)(rows * 70));
     for (int i = 0; i < n; i++) {
-        d[i] = random_desc(between(1, 70), FUSED_K, draw(2) == 0, act, 0);
+        d[i] = random_desc(between(1, 70), FUSED_K, draw(2) == 0, mixed ? acts[draw(3)] : act, draw(2) ? 0.003f : 0);
         want[i] = malloc(sizeof(float) * (size_t)(rows * d[i].rows));
     }
     const linear_desc add = random_desc(between(1, 70), 512 << draw(4), true, act, 0);
@@ -545,11 +548,12 @@ static void check_norm_linears(void) {
             cw[i] = w[i] = random_linear(o, &d[i]);
             y[i] = dev_floats(o, NULL, (int64_t)rows * d[i].rows);
         }
-        if (!o->norm_linears || !o->norm_linears(o, y, cw, n, dx, dn, 1e-6f, rows)) {
+        if (!o->norm_linears || !o->norm_linears(o, y, keep ? dh : NULL, cw, n, dx, dn, 1e-6f, rows)) {
             o->rmsnorm(o, dh, dx, FUSED_K, dn, rows, FUSED_K, 1e-6f);
             for (int i = 0; i < n; i++) o->linear(o, y[i], d[i].rows, dh, FUSED_K, w[i], rows);
         }
         for (int i = 0; i < n; i++) compare(b, want[i], y[i], (int64_t)rows * d[i].rows, "norm_linears");
+        if (keep) compare(b, want_h, dh, (int64_t)rows * FUSED_K, "normed rows");
         linear *wa = random_linear(o, &add);
         float *dr = dev_floats(o, res, (int64_t)rows * add.rows), *din = dev_floats(o, in, (int64_t)rows * add.cols),
               *dy = dev_floats(o, NULL, (int64_t)rows * add.rows);
@@ -576,7 +580,7 @@ static void check_norm_linears(void) {
         free(want[i]);
     }
     free_desc(&add);
-    void *all[] = { x, norm, h, want_add, want_gated, in, gate, res };
+    void *all[] = { x, norm, h, want_h, want_add, want_gated, in, gate, res };
     for (size_t i = 0; i < ARRAY_LEN(all); i++) free(all[i]);
 }
 
