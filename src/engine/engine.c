@@ -102,9 +102,16 @@ static bool open_state(engine *g, const engine_options *opt, err *e) {
     int prefix_pages = 0;
     if (!shape_memory(&shape, &prefix_pages, g, opt, e)) return false;
     memory_plan_make(&g->plan, c, &g->w, &opt->heads, &shape, prefix_pages, rows, head_rows);
-    if (g->o->memory_available)
-        memory_plan_device(&g->plan, c, &g->w, &opt->ops.cpu_experts, rows, g->o->memory_available(g->o),
-                           g->o->shared_memory);
+    if (g->o->memory_available) {
+        /* What CUDA calls free leaves out the page cache, which a machine with one memory gives back. */
+        const int64_t left = g->o->shared_memory ? memory_available() : g->o->memory_available(g->o);
+        if (g->o->work_bytes) {
+            const int64_t more = g->o->work_bytes(g->o, c->vocab, c->head_dim, shape.capacity);
+            g->plan.work_bytes += more;
+            g->plan.total_bytes += more;
+        }
+        memory_plan_device(&g->plan, c, &g->w, &opt->ops.cpu_experts, rows, left, g->o->shared_memory);
+    }
     if (!memory_plan_check(&g->plan, opt->memory_bytes, e)) return false;
     if (!opt->any_values && !routers_finite(&g->w, c, e)) return false;
     if (!net_open(&g->n, g->o, c, &g->w, g->tok ? tokenizer_vocab(g->tok) : 0, opt->act, &opt->heads,

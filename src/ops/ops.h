@@ -174,6 +174,8 @@ struct ops {
      * are copied there. */
     int64_t (*memory_available)(ops *o);
     bool shared_memory; /* with memory_available: the device's memory is the machine's */
+    /* Optional, with memory_available: what ops keep besides what grows with rows, for a context of `positions`. */
+    int64_t (*work_bytes)(ops *o, int vocab, int head_dim, int positions);
     /* Optional (NULL): a series of ops that comes again and again with the same operands, except for the contents of device
      * buffers and for the numbers in the spans. `what` and `with` name it: same names, number of rows and of spans = same
      * series. begin true: it was recorded before and is enqueued as a whole; leave the ops and end out. False: issue the ops,

@@ -43,6 +43,12 @@ static void cuda_copy(ops *o, void *dst, const void *src, size_t bytes) { gpu_co
 
 static int64_t cuda_memory_available(ops *o) { return (int64_t)gpu_free_bytes(gpu_of(o)); }
 
+/* Attention's parts, logits and masks of the head, and what recorded passes and small blocks take. */
+static int64_t cuda_work_bytes(ops *o, int vocab, int head_dim, int positions) {
+    return (int64_t)gpu_attention_bytes(gpu_of(o), head_dim, positions) + CUDA_HEAD_GROUP * (int64_t)vocab * 6 +
+           ((int64_t)64 << 20);
+}
+
 static bool cuda_sync(ops *o, err *e) {
     char why[256];
     if (gpu_sync(gpu_of(o), why)) return true;
@@ -348,6 +354,7 @@ static const ops CUDA = {
     .sync = cuda_sync,
     .close = cuda_close,
     .memory_available = cuda_memory_available,
+    .work_bytes = cuda_work_bytes,
     .series_begin = cuda_series_begin,
     .series_end = cuda_series_end,
     .embed = cuda_embed,

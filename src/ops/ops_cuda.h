@@ -90,6 +90,7 @@ void cuda_host_moe(cuda *c, float *y, float *hidden, const float *x, cuda_expert
                    const float *wt, int rows, int k);
 
 /* ops_cuda_head.c */
+enum { CUDA_HEAD_GROUP = 8 }; /* rows of which all logits are there at once */
 bool cuda_head_new(ops *o, lm_head **out, const linear *full, int rows, bool screen, err *e);
 void cuda_head_free(ops *o, lm_head *h);
 void cuda_head_top(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_head *base, const float *hidden,

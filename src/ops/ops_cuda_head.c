@@ -23,8 +23,6 @@ void cuda_head_free(ops *o, lm_head *h) {
     free(h);
 }
 
-enum { HEAD_GROUP = 8 };
-
 /* What one group of rows needs on the device, cut from one block. */
 typedef struct head_parts {
     float *logits;
@@ -115,8 +113,8 @@ void cuda_head_top(ops *o, int32_t *ids, float *logits, float *extra_logits, lm_
                    int rows, int k, const head_query *q) {
     CHECK(k >= 0 && k <= HEAD_MAX_TOP, "top %d of a head", k);
     cuda_head *h = (cuda_head *)base;
-    for (int r = 0; r < rows; r += HEAD_GROUP) {
-        const int m = rows - r < HEAD_GROUP ? rows - r : HEAD_GROUP;
+    for (int r = 0; r < rows; r += CUDA_HEAD_GROUP) {
+        const int m = rows - r < CUDA_HEAD_GROUP ? rows - r : CUDA_HEAD_GROUP;
         head_group(o, k ? ids + (int64_t)r * k : NULL, k ? logits + (int64_t)r * k : NULL, extra_logits, h,
                    hidden + (int64_t)r * base->cols, m, k, q ? q + r : NULL);
         for (int i = 0; q && i < m; i++)

@@ -4,6 +4,8 @@
 #ifdef NIBBLE_CUDA
 
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static gpu_format format_from(dtype t, linear_format f) {
     if (f == LINEAR_NVFP4) return GPU_NVFP4;
@@ -31,13 +33,25 @@ static size_t scale_bytes(const gpu_mat *m) {
     return m->format == GPU_NVFP4 ? (size_t)m->rows * (size_t)m->cols / 16 : 0;
 }
 
+/* To the device; where that is the same memory, a mapped file's pages leave it again: the weights would lie there twice. */
+static void upload(cuda *c, void *to, const void *from, size_t bytes, bool mapped) {
+    gpu_upload_bulk(c->g, to, from, bytes);
+#ifdef MADV_PAGEOUT
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t begin = ((uintptr_t)from + page - 1) / page * page, end = ((uintptr_t)from + bytes) / page * page;
+    if (c->info.unified && mapped && end > begin) madvise((void *)begin, end - begin, MADV_PAGEOUT); /* advice */
+#else
+    (void)mapped;
+#endif
+}
+
 /* Codes, then scales, at `at`. */
-static char *place(cuda *c, gpu_mat *m, char *at, dtype t, const void *data, const uint8_t *scales) {
+static char *place(cuda *c, gpu_mat *m, char *at, dtype t, const void *data, const uint8_t *scales, bool mapped) {
     m->data = at;
-    gpu_upload_bulk(c->g, at, data, data_bytes(m, t));
+    upload(c, at, data, data_bytes(m, t), mapped);
     at += cuda_aligned(data_bytes(m, t));
     m->scales = scale_bytes(m) ? (const uint8_t *)at : NULL;
-    gpu_upload_bulk(c->g, at, scales, scale_bytes(m));
+    upload(c, at, scales, scale_bytes(m), mapped);
     return at + cuda_aligned(scale_bytes(m));
 }
 
@@ -48,7 +62,7 @@ static bool check_cols(const char *name, int cols, err *e) {
                 "%s: %d columns, and the GPU kernels take at most 24576 (use --device cpu)", name, cols);
 }
 
-static bool share_data(cuda *c, cuda_linear *w, const void *data, size_t bytes, err *e) {
+static bool share_data(cuda *c, cuda_linear *w, const void *data, size_t bytes, bool mapped, err *e) {
     const char *from = data;
     int free_place = -1;
     for (int i = 0; i < c->n_shared; i++) {
@@ -64,7 +78,7 @@ static bool share_data(cuda *c, cuda_linear *w, const void *data, size_t bytes, 
     }
     char *p = gpu_alloc(c->g, bytes);
     if (!p) return cuda_out_of_memory(c, bytes, e);
-    gpu_upload_bulk(c->g, p, data, bytes);
+    upload(c, p, data, bytes, mapped);
     if (free_place < 0) {
         c->shared = xrealloc(c->shared, (size_t)(c->n_shared + 1) * sizeof *c->shared);
         free_place = c->n_shared++;
@@ -84,12 +98,12 @@ bool cuda_linear_new(ops *o, linear **out, const linear_desc *d, err *e) {
     free(plain);
     bool ok = true;
     if (d->q.format == LINEAR_PLAIN) {
-        ok = share_data(c, w, d->data, data_bytes(&w->m, d->type), e);
+        ok = share_data(c, w, d->data, data_bytes(&w->m, d->type), d->mapped, e);
     } else {
         const size_t bytes = cuda_aligned(data_bytes(&w->m, d->type)) + cuda_aligned(scale_bytes(&w->m));
         w->base.packed = gpu_alloc(c->g, bytes);
         ok = w->base.packed || cuda_out_of_memory(c, bytes, e);
-        if (ok) place(c, &w->m, (char *)w->base.packed, d->type, d->data, d->q.scales);
+        if (ok) place(c, &w->m, (char *)w->base.packed, d->type, d->data, d->q.scales, d->mapped);
     }
     if (ok) return *out = &w->base, true;
     host_linear_free(o, &w->base);
@@ -133,7 +147,8 @@ static bool place_experts(cuda *c, cuda_experts *x, gpu_mat *mats, const experts
     char *at = x->block;
     for (int i = 0; i < n; i++) {
         const void *data[3] = { d->gate[i], d->up[i], d->down[i] };
-        for (int k = 0; k < 3; k++) at = place(c, &mats[k * n + i], at, d->type, data[k], quant_of(d, k, i)->scales);
+        for (int k = 0; k < 3; k++)
+            at = place(c, &mats[k * n + i], at, d->type, data[k], quant_of(d, k, i)->scales, d->mapped);
     }
     gpu_upload(c->g, x->mats, mats, 3 * (size_t)n * sizeof *mats);
     const gpu_mat *on = x->mats;

@@ -129,12 +129,13 @@ enum {
     cudaErrorNoKernelImageForDevice,
     cudaErrorUnsupportedPtxVersion
 };
-typedef void *cudaStream_t, *cudaGraph_t, *cudaGraphExec_t;
+typedef void *cudaEvent_t, *cudaStream_t, *cudaGraph_t, *cudaGraphExec_t;
 enum {
     cudaMemcpyHostToDevice,
     cudaMemcpyDeviceToHost,
     cudaMemcpyDeviceToDevice,
     cudaStreamNonBlocking,
+    cudaEventDisableTiming,
     cudaStreamCaptureModeThreadLocal,
     cudaFuncAttributeMaxDynamicSharedMemorySize,
     cudaDevAttrMaxSharedMemoryPerBlockOptin,
@@ -174,6 +175,10 @@ static inline cudaError_t cudaDeviceGetAttribute(int *v, int, int) { return *v =
 static inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, int) { return *s = (void *)1, cudaSuccess; }
 static inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, int) { return *e = (void *)1, cudaSuccess; }
+static inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+static inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+static inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 template <typename T> static inline cudaError_t cudaMalloc(T **p, size_t n) {
     *p = (T *)aligned_alloc(256, (n + 255) / 256 * 256);

@@ -413,6 +413,13 @@ template <typename T> static void attend(gpu *g, attn_args a) {
     launch(g, attn_merge_kernel, dim3((unsigned)a.heads, (unsigned)rows), THREADS, 0, a);
 }
 
+/* Tiles as the caller's bound of positions has them, a power of two; work memory grows by a quarter more than is asked for. */
+size_t gpu_attention_bytes(const gpu *g, int dim, int positions) {
+    size_t tiles = 1;
+    while (tiles * TILE < (size_t)positions) tiles *= 2;
+    return tiles == 1 ? 0 : 4 * (size_t)g->multiprocessors * tiles * (size_t)(dim + 2) * sizeof(float) / 4 * 5;
+}
+
 void gpu_attention(gpu *g, float *y, const float *q, const float *qg, const gpu_kv *kv, int heads, float scale,
                    const gpu_spans *s) {
     const attn_args a = { y, q, qg, *kv, heads, kv->type == GPU_FP8 ? scale * kv->k_scale : scale, *s, NULL, NULL, 0 };

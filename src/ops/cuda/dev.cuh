@@ -10,6 +10,8 @@
 #include "num/fp8_inline.h"
 #include "ops/cuda/gpu.h"
 
+enum { GPU_RING = 4 };
+
 struct gpu {
     cudaStream_t stream;
     cudaError_t fault; /* the first */
@@ -24,6 +26,9 @@ struct gpu {
     void *host_work; /* pinned */
     size_t host_work_bytes;
     unsigned work_changes;
+    void *ring; /* pinned, of large uploads; NULL until there was one */
+    cudaEvent_t ring_free[GPU_RING]; /* recorded behind the copy out of each piece */
+    unsigned ring_at;
     void *stage; /* pinned ring of uploads */
     size_t stage_at;
 };

@@ -2,10 +2,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "ops/cuda/dev.cuh"
 
-enum { STAGE_BYTES = 1 << 20 };
+enum { STAGE_BYTES = 1 << 20, PIECE_BYTES = 4 << 20, AHEAD_BYTES = 32 << 20 };
 
 static gpu_fault fault_of(cudaError_t e) {
     switch (e) {
@@ -83,10 +84,17 @@ gpu_fault gpu_open(gpu **out, gpu_info *info, char *why) {
     return GPU_OK;
 }
 
+static void ring_close(gpu *g) {
+    for (int i = 0; i < GPU_RING; i++)
+        if (g->ring_free[i]) cudaEventDestroy(g->ring_free[i]);
+    if (g->ring) cudaFreeHost(g->ring);
+}
+
 void gpu_close(gpu *g) {
     if (!g) return;
     if (g->stream) cudaStreamSynchronize(g->stream);
     for (int i = 0; i < GPU_WORKS; i++) cudaFree(g->work[i].p);
+    ring_close(g);
     if (g->host_work) cudaFreeHost(g->host_work);
     if (g->stage) cudaFreeHost(g->stage);
     if (g->stream) cudaStreamDestroy(g->stream);
@@ -135,8 +143,38 @@ void gpu_upload(gpu *g, void *dst, const void *src, size_t bytes) {
     gpu_note(g, cudaMemcpyAsync(dst, at, bytes, cudaMemcpyHostToDevice, g->stream), "upload");
 }
 
+static bool ring_open(gpu *g) {
+    if (g->ring) return true;
+    cudaError_t e = cudaMallocHost(&g->ring, GPU_RING * PIECE_BYTES);
+    for (int i = 0; i < GPU_RING && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&g->ring_free[i], cudaEventDisableTiming);
+    if (e == cudaSuccess) return true;
+    gpu_note(g, e, "upload");
+    return false;
+}
+
+/* The kernel starts to read [p, p + bytes) of a mapping; other memory takes no notice. */
+static void read_ahead(const char *p, size_t bytes) {
+    const uintptr_t page = 4096, from = (uintptr_t)p / page * page;
+    madvise((void *)from, (uintptr_t)p + bytes - from, MADV_WILLNEED);
+}
+
 void gpu_upload_bulk(gpu *g, void *dst, const void *src, size_t bytes) {
-    if (bytes) gpu_note(g, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, g->stream), "upload");
+    if (bytes == 0 || !ring_open(g)) return;
+    const char *from = (const char *)src;
+    for (size_t at = 0; at < bytes && g->fault == cudaSuccess; at += PIECE_BYTES) {
+        const size_t n = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES, ahead = at + AHEAD_BYTES;
+        if (at == 0)
+            read_ahead(from, bytes < AHEAD_BYTES + PIECE_BYTES ? bytes : AHEAD_BYTES + PIECE_BYTES);
+        else if (ahead < bytes)
+            read_ahead(from + ahead, bytes - ahead < PIECE_BYTES ? bytes - ahead : PIECE_BYTES);
+        const unsigned i = g->ring_at++ % GPU_RING;
+        char *piece = (char *)g->ring + i * (size_t)PIECE_BYTES;
+        gpu_note(g, cudaEventSynchronize(g->ring_free[i]), "upload"); /* at once when never recorded */
+        memcpy(piece, from + at, n);
+        gpu_note(g, cudaMemcpyAsync((char *)dst + at, piece, n, cudaMemcpyHostToDevice, g->stream), "upload");
+        gpu_note(g, cudaEventRecord(g->ring_free[i], g->stream), "upload");
+    }
 }
 
 void gpu_download(gpu *g, void *dst, const void *src, size_t bytes) {

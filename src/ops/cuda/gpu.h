@@ -41,7 +41,8 @@ void *gpu_alloc(gpu *g, size_t bytes); /* zeroed, 256-byte aligned; NULL when me
 void gpu_free(gpu *g, void *p);        /* waits */
 size_t gpu_free_bytes(gpu *g);
 void gpu_upload(gpu *g, void *dst, const void *src, size_t bytes); /* src host, may change when this returns */
-/* The same for large, constant sources: read in any order until the next gpu_sync. */
+/* The same for large sources, through a ring of pinned pieces: a piece is read (from a disk, it may be) while earlier ones are
+ * on their way. */
 void gpu_upload_bulk(gpu *g, void *dst, const void *src, size_t bytes);
 void gpu_download(gpu *g, void *dst, const void *src, size_t bytes); /* dst host; waits */
 void gpu_copy(gpu *g, void *dst, const void *src, size_t bytes);
@@ -51,6 +52,8 @@ void gpu_zero(gpu *g, void *dst, size_t bytes);
 enum { GPU_WORK_A, GPU_WORK_B, GPU_WORK_C, GPU_WORK_D, GPU_WORK_E, GPU_WORK_F, GPU_WORK_SPANS, GPU_WORKS };
 void *gpu_work(gpu *g, int place, size_t bytes);
 unsigned gpu_work_changes(const gpu *g); /* grows whenever a block moved */
+/* The most that a row's attention parts take for so many positions. */
+size_t gpu_attention_bytes(const gpu *g, int dim, int positions);
 /* One block of host memory that the device reads and writes by itself, grown in the same way. NULL: likewise. */
 void *gpu_host_work(gpu *g, size_t bytes);
 /* Copies between it and the device. */
