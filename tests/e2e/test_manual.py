@@ -45,6 +45,8 @@ def test_deployment_files(nibble, root):
     command = re.search(r"^ExecStart=(.*)$", unit, re.M)[1] + re.search(r"args: \[(.*)\]", manifest)[1]
     named = set(re.findall(r"--[a-z][a-z-]*", command))
     assert len(named) >= 5 and named <= help_options(nibble, "serve")
+    drain, grace, sleep = (int(re.search(p, manifest)[1]) for p in (r'--drain, "(\d+)"', r"GracePeriodSeconds: (\d+)", r"seconds: (\d+)"))
+    assert 5 <= sleep and drain + sleep < grace
     assert set(re.findall(r"httpGet: \{path: (\S+),", manifest)) == {"/ready", "/health"} and "NIBBLE_API_KEY" in manifest
 
 
