@@ -382,6 +382,8 @@ static void replace_page(evutil_socket_t fd, short what, void *arg) {
     buf body = { 0 };
     fault_write(&body, &f);
     evbuffer_drain(out, evbuffer_get_length(out));
+    struct evbuffer *in = bufferevent_get_input(g->bev);
+    evbuffer_drain(in, evbuffer_get_length(in)); /* nothing behind it is answered */
     evbuffer_add_printf(out,
                         "HTTP/1.1 %d Error\r\nContent-Type: application/json\r\nContent-Length: %zu\r\nConnection: "
                         "close\r\n\r\n",
@@ -447,11 +449,13 @@ static void on_tick(evutil_socket_t fd, short what, void *arg) {
             guard_free(g);
             continue;
         }
+        /* evhttp closes behind an error page of its own, but not after CONNECT. */
+        const bool told = g->replaced && evbuffer_get_length(bufferevent_get_output(g->bev)) == 0;
         const bool late = g->first_byte > 0 ? now - g->first_byte > h->limits.header_seconds
                                             : now - g->idle_since > h->limits.idle_seconds;
-        if (!late) continue;
+        if (!late && !told) continue;
         shutdown(bufferevent_getfd(g->bev), SHUT_RDWR);
-        bufferevent_enable(g->bev, EV_READ); /* also behind an error page, which evhttp does not close after CONNECT */
+        bufferevent_enable(g->bev, EV_READ); /* which finds the end; off behind an error page */
     }
     event_add(h->tick, &ticking);
 }

@@ -325,7 +325,7 @@ def test_completions(server, nibble, tiny):
     two = server.post(TEXT, {**body, "n": 2, "seed": 1, "temperature": 1})["choices"]
     assert [c["index"] for c in two] == [0, 1]
     assert server.post(TEXT, {"prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n", "max_tokens": 8, "temperature": 0})["choices"][0]["text"]
-    for param, value in [("prompt", None), ("prompt", ""), ("prompt", []), ("prompt", ["a", "b"]), ("prompt", [1700]), ("prompt", {}), ("suffix", "x"), ("user", 3), ("best_of", 3), ("logprobs", 21)]:
+    for param, value in [("prompt", None), ("prompt", ""), ("prompt", []), ("prompt", ["a", ""]), ("prompt", [[1], []]), ("prompt", ["a"] * 300), ("prompt", [1700]), ("prompt", {}), ("suffix", "x"), ("user", 3), ("best_of", 3), ("logprobs", 21)]:
         refused(server.post(TEXT, {**body, param: value}, 400), param)
     refused(server.post(TEXT, {**body, "logprobs": 1, "echo": True}, 400), "logprobs")
 
@@ -375,6 +375,9 @@ def test_http_faults(server):
     bad = server.raw(b"NONSENSE\r\n\r\n")
     assert status(bad) in (400, 405) and refused(body(bad))
     assert status(server.raw(b"BREW /health HTTP/1.1\r\nHost: x\r\n\r\n")) in (400, 405)
+    for lines in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"):
+        tunnel = server.raw(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n" + lines, timeout=5)  # which is closed
+        assert status(tunnel) == 405 and refused(body(tunnel), code="method_not_allowed")
     chunked = server.raw(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n9\r\n{\"prompt\"\r\n6\r\n: \"hi\"\r\n1\r\n}\r\n0\r\n\r\n")
     assert status(chunked) == 200
     old = server.raw(b"POST /v1/completions HTTP/1.0\r\nContent-Length: 44\r\n\r\n" + b'{"prompt":"Tom","max_tokens":3,"stream":true}'[:44])
