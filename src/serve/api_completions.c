@@ -37,13 +37,11 @@ static const char *const known[] = { "model",
 
 typedef struct own {
     bool echo;
-    buf prompt_text;
     size_t *offsets; /* [n] characters told so far per choice, for text_offset */
 } own;
 
 static void own_free(void *p) {
     own *o = p;
-    buf_free(&o->prompt_text);
     free(o->offsets);
     free(o);
 }
@@ -63,24 +61,38 @@ bool api_read_ids(arena *mem, const json *v, const char *param, int vocab, const
     return true;
 }
 
-/* A string, a list with one string, a list of ids, or a list with one list of ids. */
-static bool read_prompt(chat *c, const json *body, fault *f) {
+static bool read_one(chat *c, chat_prompt *p, const json *v, fault *f) {
+    *p = (chat_prompt){ 0 };
+    if (v->type != JSON_STRING && v->type != JSON_ARRAY)
+        return fault_field(f, "prompt", "prompt must be a string, a list of token ids, or a list of either");
+    if (v->type == JSON_STRING) p->text = json_str(v);
+    if (v->type == JSON_STRING ? p->text.n == 0 : v->n == 0)
+        return fault_field(f, "prompt", "prompt must not be empty");
+    return v->type == JSON_STRING ||
+           api_read_ids(c->request.mem, v, "prompt", c->model->g->n.real_vocab, &p->ids, &p->n_ids, f);
+}
+
+/* A string, a list of ids, or a list of such. n is known. */
+static bool read_prompts(chat *c, const json *body, fault *f) {
     chat_request *r = &c->request;
     const json *v = body_get(body, "prompt");
     if (!v) return fault_field(f, "prompt", "prompt is missing");
-    if (v->type == JSON_ARRAY && v->n > 0 && v->u.items[0].type != JSON_INT) {
-        if (v->n > 1) return fault_field(f, "prompt", "prompt: one prompt a request (send several requests)");
-        v = &v->u.items[0];
+    const bool list = v->type == JSON_ARRAY && v->n > 0 && v->u.items[0].type != JSON_INT;
+    const uint32_t count = list ? v->n : 1;
+    if (count > 1 && (int64_t)count * r->n > c->model->max_answers)
+        return fault_field(f, "prompt",
+                           "prompt: %u prompts with n %d are more than the %d answers that can run or wait", count,
+                           r->n, c->model->max_answers);
+    chat_prompt *p = arena_take(r->mem, count, sizeof *p);
+    if (!p) return fault_set(f, 503, NULL, "no memory for the request");
+    for (uint32_t i = 0; i < count; i++) {
+        if (read_one(c, &p[i], list ? &v->u.items[i] : v, f)) continue;
+        return count > 1 ? chat_name_prompt(f, (int)i) : false;
     }
-    if (v->type == JSON_STRING) {
-        r->prompt_text = json_str(v);
-        r->raw_special = true;
-        if (r->prompt_text.n == 0) return fault_field(f, "prompt", "prompt must not be empty");
-        return true;
-    }
-    if (v->type != JSON_ARRAY) return fault_field(f, "prompt", "prompt must be a string or a list of token ids");
-    if (v->n == 0) return fault_field(f, "prompt", "prompt must not be empty");
-    return api_read_ids(r->mem, v, "prompt", c->model->g->n.real_vocab, &r->prompt_ids, &r->n_prompt_ids, f);
+    r->prompts = p;
+    r->n_prompts = (int)count;
+    r->raw_special = true;
+    return true;
 }
 
 static bool parse(chat *c, const json *body, fault *f) {
@@ -94,7 +106,7 @@ static bool parse(chat *c, const json *body, fault *f) {
     r->max_tokens = DEFAULT_MAX_TOKENS;
     if (!api_refuse(body, unserved, f) || !api_read_common(c, body, f) ||
         !body_int(body, "logprobs", 0, CHAT_MAX_TOP_LOGPROBS, &logprobs, f) || !body_bool(body, "echo", &o->echo, f) ||
-        !body_int(body, "best_of", 1, CHAT_MAX_CHOICES, &best_of, f) || !read_prompt(c, body, f))
+        !body_int(body, "best_of", 1, CHAT_MAX_CHOICES, &best_of, f) || !read_prompts(c, body, f))
         return false;
     if (best_of && best_of != r->n) return fault_field(f, "best_of", "best_of must equal n");
     if (o->echo && logprobs >= 0)
@@ -167,10 +179,25 @@ static void write_logprobs(buf *b, const chat_choice *ch, int first, int n) {
     buf_puts(b, "]}");
 }
 
-static void write_choice(buf *b, const chat_choice *ch, str echo, str text, int first, int n, bool ended) {
+/* A prompt as text, into the caller's buffer; empty without echo. */
+static void put_echo(buf *b, const chat_choice *ch) {
+    const chat *c = ch->owner;
+    const own *o = c->own;
+    if (!o->echo) return;
+    const int part = ch->index / c->request.n;
+    const chat_prompt *p = &c->request.prompts[part];
+    err e = { 0 };
+    const size_t n = b->n;
+    if (!p->ids)
+        buf_str(b, p->text);
+    else if (!tokenizer_decode(c->model->g->tok, b, p->ids, (size_t)p->n_ids, false, &e))
+        buf_truncate(b, n);
+}
+
+static void write_choice(buf *b, const chat_choice *ch, bool echo, str text, int first, int n, bool ended) {
     const chat_request *r = &ch->owner->request;
     buf all = { 0 };
-    buf_str(&all, echo);
+    if (echo) put_echo(&all, ch);
     buf_str(&all, text);
     buf_printf(b, "{\"index\":%d,\"text\":", ch->index);
     json_write_str(b, buf_view(&all));
@@ -192,29 +219,18 @@ static void write_choice(buf *b, const chat_choice *ch, str echo, str text, int 
     buf_free(&all);
 }
 
-static str echo_of(chat *c) {
-    own *o = c->own;
-    if (!o->echo) return (str){ "", 0 };
-    if (!c->request.prompt_ids) return c->request.prompt_text;
-    err e = { 0 };
-    if (o->prompt_text.n == 0 &&
-        !tokenizer_decode(c->model->g->tok, &o->prompt_text, c->prompt.v, c->prompt.n, false, &e))
-        buf_clear(&o->prompt_text);
-    return buf_view(&o->prompt_text);
-}
-
 static void start(chat *c) {
     own *o = c->own;
-    o->offsets = xcalloc((size_t)c->request.n, sizeof *o->offsets);
+    o->offsets = xcalloc((size_t)c->n_choices, sizeof *o->offsets);
     if (!c->request.stream) return;
     chat_reply_headers(c);
     sse_open(c->call);
     c->streaming = true;
-    for (int i = 0; o->echo && i < c->request.n; i++) {
+    for (int i = 0; o->echo && i < c->n_choices; i++) {
         buf b = { 0 };
         write_head(&b, c);
         buf_puts(&b, ",\"choices\":[");
-        write_choice(&b, &c->choices[i], echo_of(c), (str){ "", 0 }, 0, 0, false);
+        write_choice(&b, &c->choices[i], true, (str){ "", 0 }, 0, 0, false);
         buf_puts(&b, "]}");
         sse_event(c->call, NULL, buf_view(&b));
         buf_free(&b);
@@ -226,7 +242,7 @@ static void event(chat *c, const chat_event *ev) {
     buf b = { 0 };
     write_head(&b, c);
     buf_puts(&b, ",\"choices\":[");
-    write_choice(&b, ev->choice, (str){ "", 0 }, ev->text, ev->first_token, ev->n_tokens, ev->kind == EVENT_FINISH);
+    write_choice(&b, ev->choice, false, ev->text, ev->first_token, ev->n_tokens, ev->kind == EVENT_FINISH);
     buf_byte(&b, ']');
     if (c->request.continuous_usage) {
         const chat_usage u = chat_total_usage(c);
@@ -245,10 +261,10 @@ static void finish(chat *c) {
     const chat_usage u = chat_total_usage(c);
     if (!c->streaming) {
         write_head(&b, c);
-        for (int i = 0; i < c->request.n; i++) {
+        for (int i = 0; i < c->n_choices; i++) {
             const chat_choice *ch = &c->choices[i];
             buf_puts(&b, i ? "," : ",\"choices\":[");
-            write_choice(&b, ch, echo_of(c), buf_view(&ch->text), 0, ch->n_tokens, true);
+            write_choice(&b, ch, true, buf_view(&ch->text), 0, ch->n_tokens, true);
         }
         buf_puts(&b, "],\"usage\":");
         chat_write_usage(&b, &u);

@@ -1,13 +1,24 @@
 /* POST /tokenize and /detokenize. */
 #include "serve/api.h"
 
+static chat_prompt *one_prompt(chat_request *r, fault *f) {
+    chat_prompt *p = arena_take(r->mem, 1, sizeof *p);
+    if (!p) return fault_set(f, 503, NULL, "no memory for the request"), NULL;
+    *p = (chat_prompt){ 0 };
+    r->prompts = p;
+    r->n_prompts = 1;
+    return p;
+}
+
 static bool parse_text(chat *c, const json *body, fault *f) {
     static const char *const known[] = { "model", "prompt", "add_special_tokens", "parse_special", NULL };
     chat_request *r = &c->request;
+    chat_prompt *p = one_prompt(r, f);
     bool bos = false;
+    if (!p) return false;
     chat_ignored(c, body, known);
     r->raw_special = true;
-    if (!chat_check_model(c, body, f) || !body_str(body, "prompt", &r->prompt_text, f) ||
+    if (!chat_check_model(c, body, f) || !body_str(body, "prompt", &p->text, f) ||
         !body_bool(body, "add_special_tokens", &bos, f) || !body_bool(body, "parse_special", &r->raw_special, f))
         return false;
     if (!body_get(body, "prompt")) return fault_field(f, "prompt", "prompt is missing");
@@ -28,10 +39,12 @@ static bool parse_ids(chat *c, const json *body, fault *f) {
     static const char *const known[] = { "model", "tokens", NULL };
     chat_request *r = &c->request;
     const json *v = NULL;
+    chat_prompt *p = one_prompt(r, f);
+    if (!p) return false;
     chat_ignored(c, body, known);
     if (!chat_check_model(c, body, f) || !body_array(body, "tokens", &v, f)) return false;
     if (!v) return fault_field(f, "tokens", "tokens is missing");
-    return api_read_ids(r->mem, v, "tokens", c->model->g->n.real_vocab, &r->prompt_ids, &r->n_prompt_ids, f);
+    return api_read_ids(r->mem, v, "tokens", c->model->g->n.real_vocab, &p->ids, &p->n_ids, f);
 }
 
 static void reply_text(chat *c) {

@@ -83,17 +83,22 @@ const char *chat_finish_word(chat_finish f) {
     }
 }
 
-static void end_job(chat *c) {
-    if (!c->job) return;
-    if (c->open > 0)
-        job_abandon(c->job);
+static void end_job(chat_part *p) {
+    if (!p->job) return;
+    if (p->open > 0)
+        job_abandon(p->job);
     else
-        job_free(c->job);
-    c->job = NULL;
+        job_free(p->job);
+    p->job = NULL;
+}
+
+static void end_jobs(chat *c) {
+    for (int i = 0; i < c->n_parts; i++) end_job(&c->parts[i]);
+    c->open = 0;
 }
 
 void chat_fail(chat *c, const fault *f) {
-    end_job(c);
+    end_jobs(c);
     if (!c->call) return;
     if (c->streaming && c->dialect->fail) {
         (c->dialect->fail)(c, f); /* tools/lint makes a macro of fail() */
@@ -119,7 +124,7 @@ static void count_end(chat *c, const chat_choice *ch) {
     m->output_tokens += ch->usage.completion_tokens;
     m->reasoning_tokens += ch->usage.reasoning_tokens;
     metrics_tokens(&m->output_length, ch->usage.completion_tokens);
-    if (ch->index == 0) m->cached_tokens += ch->usage.cached_tokens;
+    if (ch->index % c->request.n == 0) m->cached_tokens += ch->usage.cached_tokens;
     metrics_seconds(&m->latency, clock_seconds() - c->submitted_at);
 }
 
@@ -135,9 +140,10 @@ static chat_finish finish_of(const chat_choice *ch, gen_finish g) {
     return CHAT_CANCELLED;
 }
 
-static bool choice_over(chat *c, chat_choice *ch, fault *f) {
-    const job_result *r = job_result_of(c->job, ch->index);
+static bool choice_over(chat *c, chat_part *p, chat_choice *ch, fault *f) {
+    const job_result *r = job_result_of(p->job, ch->index - p->first);
     c->open--;
+    p->open--;
     if (r->fault.id) return fault_of(f, &r->fault);
     parser_end(ch);
     ch->stop_index = parser_stop(ch);
@@ -153,8 +159,7 @@ static bool choice_over(chat *c, chat_choice *ch, fault *f) {
     return true;
 }
 
-static void take_token(chat *c, const job_token *t) {
-    chat_choice *ch = &c->choices[t->choice];
+static void take_token(chat *c, chat_choice *ch, const job_token *t) {
     if (c->request.logprobs || c->request.return_token_ids) {
         const int k = c->request.top_logprobs;
         if (ch->n_tokens == ch->cap_tokens) {
@@ -185,42 +190,51 @@ static void count_news(chat *c, double now, int tokens) {
     c->last_news_at = now;
 }
 
-static void on_ready(void *owner);
+/* False: the reader has to catch up first, or the chat is answered and may be gone. */
+static bool take_news(chat_part *p);
 
-static void on_drained(void *own) { on_ready(own); }
+static void on_drained(void *own) {
+    chat *c = own;
+    for (int i = 0, n = c->n_parts; i < n && take_news(&c->parts[i]); i++) {
+    }
+}
 
-static void on_ready(void *owner) {
-    chat *c = owner;
-    if (!c->job) return;
+static bool take_news(chat_part *p) {
+    chat *c = p->owner;
+    if (!p->job) return true;
     if (c->streaming && http_stream_full(c->call)) { /* a slow reader: its tokens wait in the job */
         http_stream_on_drained(c->call, on_drained);
-        return;
+        return false;
     }
     fault f = { 0 };
     int tokens = 0;
-    job_take(c->job, &c->news);
+    job_take(p->job, &c->news);
     for (size_t i = 0; i < c->news.n; i++) tokens += c->news.v[i].id >= 0;
     count_news(c, clock_seconds(), tokens);
     for (size_t i = 0; i < c->news.n; i++) {
         const job_token *t = &c->news.v[i];
+        chat_choice *ch = &c->choices[p->first + t->choice];
         if (t->id >= 0)
-            take_token(c, t);
-        else if (!choice_over(c, &c->choices[t->choice], &f))
+            take_token(c, ch, t);
+        else if (!choice_over(c, p, ch, &f))
             break;
     }
     if (f.status) {
         c->env->metrics->failed++;
         c->counted = true;
         chat_fail(c, &f);
-        return;
+        return false;
     }
-    for (int i = 0; i < c->request.n; i++) parser_flush(&c->choices[i]);
-    if (c->open > 0) return;
-    end_job(c);
+    for (int i = 0; i < c->request.n; i++) parser_flush(&c->choices[p->first + i]);
+    if (p->open == 0) end_job(p);
+    if (c->open > 0) return true;
     c->env->metrics->finished++;
     c->counted = true;
     c->dialect->finish(c);
+    return false;
 }
+
+static void on_ready(void *owner) { (void)take_news(owner); }
 
 /* ---- into the engine ---- */
 
@@ -233,12 +247,12 @@ static void stop_ids_of(const chat *c, int32_t *ids, int *stops, int *n) {
     for (int i = 0; i < *n; i++) stops[i] = ids[i];
 }
 
-static bool submit(chat *c, fault *f) {
+static bool submit(chat *c, chat_part *p, fault *f) {
     chat_request *r = &c->request;
     int32_t ids[SAMPLER_MAX_STOPS];
     int stops[SAMPLER_MAX_STOPS], marks[TOKENIZER_MAX_TURNS], n_stops, n_marks = 0;
     /* Where turns begin another request with the same history may go on differently. */
-    if (r->messages) n_marks = tokenizer_turns(c->model->g->tok, marks, c->prompt.v, (int)c->prompt.n);
+    if (r->messages) n_marks = tokenizer_turns(c->model->g->tok, marks, c->prompt.v + p->from, p->n);
     err e = { 0 };
     constraint *rule;
     stop_ids_of(c, ids, stops, &n_stops);
@@ -249,8 +263,8 @@ static bool submit(chat *c, fault *f) {
         if (getrandom(&seed, sizeof seed, 0) == (ssize_t)sizeof seed) r->sampling.seed = seed;
     }
     const bool one_call = r->split && constrain_may_call(r) && !r->parallel_tool_calls;
-    job_spec s = { .request = { .prompt = c->prompt.v,
-                                .n_prompt = (int)c->prompt.n,
+    job_spec s = { .request = { .prompt = c->prompt.v + p->from,
+                                .n_prompt = p->n,
                                 .marks = marks,
                                 .n_marks = n_marks,
                                 .sampling = r->sampling,
@@ -272,11 +286,14 @@ static bool submit(chat *c, fault *f) {
                    .held = rule,
                    .held_free = constraint_free,
                    .ready = on_ready,
-                   .owner = c };
+                   .owner = p };
     s.request.sampling.stop_ids = ids;
     s.request.sampling.n_stop_ids = n_stops;
     if (c->model->deadline_seconds > 0) s.request.deadline_seconds = clock_seconds() + c->model->deadline_seconds;
-    return job_submit(&c->job, c->env->bridge, c->env->l, &s, &e) || fault_of(f, &e);
+    if (!job_submit(&p->job, c->env->bridge, c->env->l, &s, &e)) return fault_of(f, &e);
+    p->open = r->n;
+    c->open += r->n;
+    return true;
 }
 
 void chat_begin(chat *c, const chat_env *env) {
@@ -287,36 +304,35 @@ void chat_begin(chat *c, const chat_env *env) {
         c->dialect->start(c);
         return;
     }
-    const chat_request *r = &c->request;
-    c->choices = xcalloc((size_t)r->n, sizeof *c->choices);
-    for (int i = 0; i < r->n; i++) {
+    c->choices = xcalloc((size_t)c->n_choices, sizeof *c->choices);
+    for (int i = 0; i < c->n_choices; i++) {
         c->choices[i] = (chat_choice){ .owner = c, .index = i, .stop_index = -1, .stop_id = -1 };
         parser_begin(&c->choices[i]);
     }
-    if (!submit(c, &f)) {
+    for (int i = 0; i < c->n_parts; i++) {
+        if (submit(c, &c->parts[i], &f)) continue;
         env->metrics->refused++;
         chat_fail(c, &f);
         return;
     }
-    c->open = r->n;
     env->metrics->prompt_tokens += c->prompt_tokens;
-    metrics_tokens(&env->metrics->prompt_length, c->prompt_tokens);
+    for (int i = 0; i < c->n_parts; i++) metrics_tokens(&env->metrics->prompt_length, c->parts[i].n);
     c->dialect->start(c);
 }
 
 void chat_gone(chat *c) {
     c->call = NULL;
-    if (c->env && c->job && !c->counted) {
+    if (c->env && c->open > 0 && !c->counted) {
         c->env->metrics->cancelled++;
         c->counted = true;
     }
-    end_job(c);
+    end_jobs(c);
 }
 
 void chat_free(chat *c) {
     if (!c) return;
-    end_job(c);
-    for (int i = 0; c->choices && i < c->request.n; i++) {
+    end_jobs(c);
+    for (int i = 0; c->choices && i < c->n_choices; i++) {
         chat_choice *ch = &c->choices[i];
         parser_free(ch);
         for (int k = 0; k < ch->n_calls; k++) {
@@ -331,6 +347,7 @@ void chat_free(chat *c) {
         free(ch->top_logprobs);
     }
     free(c->choices);
+    free(c->parts);
     if (c->dialect->free && c->own) c->dialect->free(c->own);
     if (c->grammar) grammar_free(c->grammar);
     ids_free(&c->prompt);
@@ -345,9 +362,9 @@ void chat_free(chat *c) {
 
 chat_usage chat_total_usage(const chat *c) {
     chat_usage u = { .prompt_tokens = c->prompt_tokens };
-    for (int i = 0; i < c->request.n; i++) {
+    for (int i = 0; i < c->n_choices; i++) {
         const chat_usage *x = &c->choices[i].usage;
-        if (i == 0) u.cached_tokens = x->cached_tokens;
+        if (i % c->request.n == 0) u.cached_tokens += x->cached_tokens;
         u.completion_tokens += x->completion_tokens;
         u.reasoning_tokens += x->reasoning_tokens;
         u.rounds += x->rounds;

@@ -27,6 +27,7 @@ typedef struct chat_model {
     sampler_params defaults; /* generation_config.json, then the command line; stop_ids: the checkpoint's */
     int ctx;                 /* positions of a sequence */
     int max_choices;         /* n at most */
+    int max_answers;         /* prompts times n at most: slots and queue */
     int thinking;            /* default of enable_thinking: -1 as the template has it, 0, 1 */
     double deadline_seconds; /* of a request; 0 = none */
     int64_t created;         /* Unix time of the start */
@@ -39,6 +40,13 @@ typedef struct chat_model {
 typedef enum chat_tool_choice { TOOLS_NONE, TOOLS_AUTO, TOOLS_REQUIRED, TOOLS_NAMED } chat_tool_choice;
 typedef enum chat_format { FORMAT_TEXT, FORMAT_JSON_OBJECT, FORMAT_JSON_SCHEMA } chat_format;
 
+/* A prompt that no template makes: token ids, or text when ids is NULL. */
+typedef struct chat_prompt {
+    str text;
+    const int32_t *ids;
+    int n_ids;
+} chat_prompt;
+
 /* A request in neutral terms. chat_request_init gives every field its default; a dialect sets what its body says. Trees
  * and texts live in `mem` or in the body, which stay until the chat is freed. */
 typedef struct chat_request {
@@ -46,11 +54,10 @@ typedef struct chat_request {
     /* The prompt: messages (OpenAI's form: [{role, content, reasoning_content, tool_calls, tool_call_id}], checked and
      * brought into the template's form by chat_set_messages), or text or token ids as they are. */
     const json *messages;
-    const json *template_args; /* object whose keys become template variables (chat_template_kwargs), or NULL */
-    str prompt_text;           /* when messages is NULL and there are no prompt_ids */
-    const int32_t *prompt_ids;
-    int n_prompt_ids;
-    bool raw_special;       /* prompt_text may spell control tokens (completions) */
+    const json *template_args;  /* object whose keys become template variables (chat_template_kwargs), or NULL */
+    const chat_prompt *prompts; /* [n_prompts] when messages is NULL; more than one: each is answered n times */
+    int n_prompts;
+    bool raw_special;       /* text of prompts may spell control tokens (completions) */
     int thinking;           /* -1 as the model's default, 0 off, 1 on */
     str reasoning_effort;   /* template variable of that name when not empty */
     bool generation_prompt; /* default true */
@@ -105,10 +112,10 @@ typedef struct chat_token {
 
 typedef struct chat chat;
 
-/* One answer of `n`. */
+/* One answer of `n`, or of n for each of several prompts. */
 typedef struct chat_choice {
     chat *owner;
-    int index;
+    int index;           /* prompt * n + which of its answers */
     buf text, reasoning; /* so far */
     chat_call *calls;
     int n_calls;
@@ -132,6 +139,15 @@ typedef enum chat_event_kind {
     EVENT_CALL_END,   /* call */
     EVENT_FINISH      /* choice->finish is set; the last event of a choice */
 } chat_event_kind;
+
+/* A prompt on its way through the engine; one of `prompts`, or the only one there is. */
+typedef struct chat_part {
+    chat *owner;
+    int from, n; /* its tokens: owner->prompt.v[from .. from + n) */
+    int first;   /* choices[first .. first + request.n) answer it */
+    int open;    /* of these, not finished */
+    job *job;    /* NULL once over */
+} chat_part;
 
 /* Pieces are whole UTF-8 characters. Adjacent pieces of a kind that arrive together come as one event. */
 typedef struct chat_event {
@@ -171,18 +187,20 @@ struct chat {
     char id[40];     /* 24 random characters; the dialect writes its own prefix before it */
     int64_t created; /* Unix time */
     bool streaming;  /* start was called for a stream */
-    id_list prompt;
+    id_list prompt;  /* of all parts, one behind the other */
+    chat_part *parts;
+    int n_parts;
     buf rendered; /* the prompt as text; kept only for /render and echo */
     bool keep_rendered;
     int prompt_tokens;
     bool thinks;             /* the prompt ends inside a thought */
-    chat_choice *choices;    /* [request.n] */
+    chat_choice *choices;    /* [n_choices] */
+    int n_choices;           /* n_parts * request.n */
     int open;                /* choices not finished */
     buf ignored;             /* names of unknown fields, ", " between */
     void *own;               /* the dialect's */
     arena mem;               /* body tree and everything of the request */
     struct grammar *grammar; /* of response_format or tool_choice; NULL once the job has it */
-    struct job *job;
     job_news news;
     const struct chat_env *env;
     double submitted_at, first_token_at, last_news_at;
@@ -227,6 +245,8 @@ bool chat_set_messages(chat_request *r, const json *messages, const char *param,
 bool chat_set_tools(chat_request *r, const json *tools, const char *param, fault *f);
 /* Parse JSON text that a dialect wrote (converted messages or tools) into mem; a bug if it is not JSON. */
 const json *chat_json(arena *mem, const buf *text);
+/* A fault about one of several prompts: its index goes in front. Returns false. */
+bool chat_name_prompt(fault *f, int prompt);
 /* A copy in mem. NULL-terminated. */
 str chat_copy(arena *mem, str s);
 /* Temperature, top_p, top_k, min_p, penalties, logit_bias, seed, stop (string or list, under the name given), stop_token_ids,
@@ -255,7 +275,7 @@ void chat_ignored(chat *c, const json *body, const char *const *known);
 void chat_write_logprobs(buf *out, const chat_choice *ch, int first, int n);
 /* Comma-separated ids of the same. */
 void chat_write_ids(buf *out, const chat_choice *ch, int first, int n);
-chat_usage chat_total_usage(const chat *c); /* over all choices; prompt counted once */
+chat_usage chat_total_usage(const chat *c); /* over all choices; each prompt counted once */
 /* OpenAI's usage object with nibble's `speculative`. */
 void chat_write_usage(buf *out, const chat_usage *u);
 /* X-Request-Id, X-Nibble-Ignored and the like: before the reply or sse_open. */

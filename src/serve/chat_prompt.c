@@ -2,6 +2,7 @@
  *
  * Only the template may make control tokens. A special token that text of the request spells is broken up before rendering by
  * a mark (a noncharacter the request does not use); afterwards the marks go, and what they stood in is encoded as text. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -214,37 +215,50 @@ static bool from_messages(chat *c, fault *f) {
     return ok;
 }
 
-static bool from_text(chat *c, fault *f) {
-    const chat_request *r = &c->request;
+static bool from_plain(chat *c, const chat_prompt *p, fault *f) {
     err e = { 0 };
-    const encode_options o = { .no_special = !r->raw_special, .bos = true };
-    if (!tokenizer_encode(c->model->g->tok, &c->prompt, r->prompt_text, &o, &e)) return err_to_field(f, "prompt", &e);
+    const encode_options o = { .no_special = !c->request.raw_special, .bos = true };
+    for (int i = 0; i < p->n_ids; i++) ids_add(&c->prompt, p->ids[i]);
+    return p->ids || tokenizer_encode(c->model->g->tok, &c->prompt, p->text, &o, &e) || err_to_field(f, "prompt", &e);
+}
+
+static bool check_part(const chat *c, const chat_part *p, fault *f) {
+    const int ctx = c->model->ctx;
+    err e = { 0 };
+    if (p->n >= ctx)
+        return fault_set(
+            f, 400, "context_length_exceeded",
+            "the prompt has %d tokens, and this server's context length is %d (one position at least is for the "
+            "answer)",
+            p->n, ctx);
+    return engine_check_prompt(c->model->g, c->prompt.v + p->from, p->n, &e) || err_to_field(f, "prompt", &e);
+}
+
+bool chat_name_prompt(fault *f, int prompt) {
+    char said[sizeof f->message];
+    memcpy(said, f->message, sizeof said);
+    snprintf(f->message, sizeof f->message, "prompt %d: %.*s", prompt, (int)sizeof said - 24, said);
+    return false;
+}
+
+static bool make_parts(chat *c, fault *f) {
+    const chat_request *r = &c->request;
+    c->n_parts = r->messages ? 1 : r->n_prompts;
+    c->n_choices = c->n_parts * r->n;
+    c->parts = xcalloc((size_t)c->n_parts, sizeof *c->parts);
+    for (int i = 0; i < c->n_parts; i++) {
+        chat_part *p = &c->parts[i];
+        *p = (chat_part){ .owner = c, .from = (int)c->prompt.n, .first = i * r->n };
+        bool ok = r->messages ? from_messages(c, f) : from_plain(c, &r->prompts[i], f);
+        p->n = (int)c->prompt.n - p->from;
+        ok = ok && (c->dialect->count_only || check_part(c, p, f));
+        if (!ok) return c->n_parts > 1 ? chat_name_prompt(f, i) : false;
+    }
     return true;
 }
 
-static bool check_length(const chat *c, fault *f) {
-    const int n = (int)c->prompt.n, ctx = c->model->ctx;
-    if (n < ctx) return true;
-    return fault_set(
-        f, 400, "context_length_exceeded",
-        "the prompt has %d tokens, and this server's context length is %d (one position at least is for the "
-        "answer)",
-        n, ctx);
-}
-
 bool chat_make_prompt(chat *c, fault *f) {
-    const chat_request *r = &c->request;
-    bool ok = true;
-    if (r->messages)
-        ok = from_messages(c, f);
-    else if (r->prompt_ids)
-        for (int i = 0; i < r->n_prompt_ids; i++) ids_add(&c->prompt, r->prompt_ids[i]);
-    else
-        ok = from_text(c, f);
-    if (!ok) return false;
-    err e = { 0 };
+    const bool ok = make_parts(c, f);
     c->prompt_tokens = (int)c->prompt.n;
-    if (c->dialect->count_only) return true;
-    if (!check_length(c, f)) return false;
-    return engine_check_prompt(c->model->g, c->prompt.v, (int)c->prompt.n, &e) || err_to_field(f, "prompt", &e);
+    return ok;
 }

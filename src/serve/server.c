@@ -310,6 +310,7 @@ static void fill_model(server *s) {
                              .defaults = s->model.defaults,
                              .ctx = g->st.capacity,
                              .max_choices = (int)min_i64(CHAT_MAX_CHOICES, (int64_t)g->st.slots + o->loop.max_queue),
+                             .max_answers = (int)min_i64(INT32_MAX, (int64_t)g->st.slots + o->loop.max_queue),
                              .thinking = o->thinking,
                              .deadline_seconds = o->deadline_seconds,
                              .created = (int64_t)time(NULL),

@@ -83,6 +83,63 @@ def test_completions(client):
     assert r.choices[0].text == "Tom has 3" + "".join(p.choices[0].text for p in s)
 
 
+MANY = ["Tom has 3", "Once", "Mia buys 12 pens and", "Tom has 3 apples"]
+
+
+def alone(client, prompt, **kw):
+    r = client.completions.create(model="tiny", prompt=prompt, **kw)
+    return [(c.text, c.finish_reason, c.logprobs and c.logprobs.model_dump()) for c in r.choices], r.usage
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+@pytest.mark.parametrize("more", [{"temperature": 0, "max_tokens": 12}, {"temperature": 0, "max_tokens": 6, "logprobs": 2}, {"temperature": 1, "seed": 5, "n": 3, "max_tokens": 8},
+                                  {"temperature": 0, "max_tokens": 20, "stop": [" ", "."], "echo": True}])
+def test_several_prompts(client, server, more, as_ids):
+    """Choice i * n + k is what prompt i gets as its k-th answer alone, streamed and not; usage is the sum."""
+    prompts = [server.post("/tokenize", {"prompt": p}, headers={"Authorization": "Bearer k"})["tokens"] for p in MANY] if as_ids else MANY
+    want = [alone(client, p, **more) for p in prompts]
+    texts = [c for cs, _ in want for c in cs]
+    r = client.completions.create(model="tiny", prompt=prompts, **more)
+    assert [c.index for c in r.choices] == list(range(len(MANY) * more.get("n", 1)))
+    assert [(c.text, c.finish_reason, c.logprobs and c.logprobs.model_dump()) for c in r.choices] == texts
+    for key in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(r.usage, key) == sum(getattr(u, key) for _, u in want)
+    got, ends, usage = [""] * len(texts), [None] * len(texts), None
+    for p in client.completions.create(model="tiny", prompt=prompts, stream=True, stream_options={"include_usage": True}, **more):
+        usage = p.usage or usage
+        for c in p.choices:
+            assert ends[c.index] is None
+            got[c.index] += c.text
+            ends[c.index] = c.finish_reason
+    assert list(zip(got, ends)) == [t[:2] for t in texts] and usage.total_tokens == r.usage.total_tokens
+
+
+def test_several_prompts_refused(client, server):
+    """All or nothing: what is wrong with one prompt is said of it, before anything runs."""
+    before = server.metric("nibble_prompt_tokens_total", "k")
+    for prompt, said in ((["a", "x " * 9000, "b"], "prompt 1: the prompt has"), ([[1, 2], [1, 99999]], "prompt 1: "), (["a", ""], "prompt 1: prompt must not be empty"),
+                         (["a", [1]] + ["b"] * 400, "402 prompts with n 1 are more than the 264"), ([["a"], "b"], "prompt 0: ")):
+        with pytest.raises(openai.BadRequestError) as e:
+            client.completions.create(model="tiny", prompt=prompt)
+        assert said in e.value.message, e.value.message
+    with pytest.raises(openai.BadRequestError) as e:
+        client.completions.create(model="tiny", prompt=["a"] * 5, n=64)
+    assert e.value.param == "prompt"
+    assert server.metric("nibble_prompt_tokens_total", "k") == before
+    full = client.completions.create(model="tiny", prompt=["a"] * 264, max_tokens=1)
+    assert [c.index for c in full.choices] == list(range(264)) and full.usage.completion_tokens == 264
+
+
+def test_several_prompts_cancelled(client, server):
+    before = server.metric("nibble_requests_cancelled_total", "k")
+    s = client.completions.create(model="tiny", prompt=MANY * 5, max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+    next(iter(s))
+    s.close()
+    server.wait_metric("nibble_requests_cancelled_total", before + 1, key="k")
+    server.wait_metric("vllm:num_requests_running", 0, key="k")
+    server.wait_metric("vllm:num_requests_waiting", 0, key="k")
+
+
 def test_cancel(client, server):
     before = server.metric("nibble_requests_cancelled_total", "k")
     s = client.chat.completions.create(model="tiny", messages=USER, stream=True, extra_body={"ignore_eos": True})

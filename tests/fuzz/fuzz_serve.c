@@ -23,7 +23,9 @@ static chat_model *model(void) {
           e.msg);
     g.st.capacity = 4096;
     g.n.real_vocab = g.config.vocab = 1570;
-    m = (chat_model){ .name = "tiny", .g = &g, .ctx = 4096, .max_choices = 64, .thinking = -1, .special = special };
+    m = (chat_model){
+        .name = "tiny", .g = &g, .ctx = 4096, .max_choices = 64, .max_answers = 72, .thinking = -1, .special = special
+    };
     m.defaults = (sampler_params){ .temperature = 1, .top_p = 1 };
     for (int id = 0; id < tokenizer_vocab(g.tok) && m.n_special < 64; id++)
         if (tokenizer_is_special(g.tok, id)) special[m.n_special++] = id;
@@ -51,8 +53,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     chat *c = chat_new(d, m, NULL);
     fault f = { 0 };
     if (chat_prepare(c, (str){ (const char *)p + 1, n - 1 }, &f)) {
-        CHECK(f.status == 0 && (d->count_only || (c->prompt_tokens > 0 && c->prompt_tokens < m->ctx)), "%d tokens",
-              c->prompt_tokens);
+        int all = 0;
+        for (int i = 0; i < c->n_parts; all += c->parts[i++].n)
+            CHECK(c->parts[i].from == all && (d->count_only || (c->parts[i].n > 0 && c->parts[i].n < m->ctx)),
+                  "prompt %d of %d tokens", i, c->parts[i].n);
+        CHECK(f.status == 0 && all == c->prompt_tokens && c->n_choices == c->n_parts * c->request.n, "%d tokens", all);
         CHECK(c->request.n >= 1 && c->request.n <= CHAT_MAX_CHOICES && c->request.max_tokens >= 0, "n %d",
               c->request.n);
         for (int i = 0; i < c->request.n_stops; i++) CHECK(c->request.stops[i][0], "an empty stop string");
