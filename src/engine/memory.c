@@ -85,6 +85,8 @@ void memory_plan_device(memory_plan *p, const model_config *c, const weights *w,
                         int64_t available, bool shared_memory) {
     p->on_device = true;
     p->shared_memory = shared_memory;
+    p->total_bytes -= p->screen_bytes; /* devices read the whole head: no 8-bit copy of it */
+    p->screen_bytes = 0;
     for (int i = 0; i < c->layers + w->mtp.present; i++) {
         int64_t packed, mapped;
         experts_bytes(&packed, &mapped, i < c->layers ? &w->layers[i].ffn.experts : &w->mtp.layer.ffn.experts);
