@@ -1,7 +1,7 @@
 /* The bare loop: N requests at once with callbacks that do nothing, tokens per second while all generate. What
  * `bench_serve.py` compares the server with: the same model, prompts, sampling and options, without HTTP, JSON, text or
- * another thread. The prompts differ: equal rows would meet in the same experts, and in the server not all begin in the
- * same step. */
+ * another thread. The prompts end differently: rows in step with one another would read the same experts, and in the
+ * server not all begin in the same step. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +39,9 @@ static bool make_prompts(id_list **out, const engine *g, int n, err *e) {
     id_list *v = *out = xcalloc((size_t)n, sizeof *v);
     for (int i = 0; i < n; i++) {
         char text[80];
-        snprintf(text, sizeof text, "Tom has %d apples and buys 4. How many?", 3 + i);
+        /* Different last letters: a made model goes on by the last token, and rows in step read the same experts. */
+        snprintf(text, sizeof text, "Tom has 3 apples and buys 4. How many has %c", 'A' + i % 26);
+        for (int k = 0; k < i / 26 && k < 16; k++) strcat(text, "ab");
         if (!tokenizer_encode(g->tok, &v[i], str_of(text), NULL, e)) return false;
     }
     return true;
@@ -70,13 +72,19 @@ static bool run(loop *l, const id_list *prompts, int n, int max_tokens, double *
     return true;
 }
 
-/* One run for each line of standard input. */
+/* One run for each line of standard input; also the experts and layers counted so far. */
 static bool run_lines(loop *l, const id_list *prompts, int n, int max_tokens, err *e) {
     double rate;
     for (int c; (c = getchar()) != EOF;) {
         if (c != '\n') continue;
         if (!run(l, prompts, n, max_tokens, &rate, e)) return false;
-        printf("%.3f\n", rate);
+        const loop_stats s = loop_counted(l);
+        int64_t read = 0, layers = 0;
+        for (int i = 0; i < LOOP_ROWS_CLASSES; i++) {
+            read += s.moe_experts[i];
+            layers += s.moe_layers[i];
+        }
+        printf("%.3f %lld %lld\n", rate, (long long)read, (long long)layers);
         fflush(stdout);
     }
     return true;

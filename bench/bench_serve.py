@@ -24,7 +24,9 @@ sys.path.insert(0, str(ROOT / "tests/e2e"))
 from hostile import Crowd  # noqa: E402
 from serving import Server  # noqa: E402
 
-TEXT = "Tom has %d apples and buys 4. How many?"  # of stream i: 3 + i, as in bench_loop
+# Of stream i as in bench_loop. They end in different letters: a made model goes on by the last token, and streams in step
+# with one another would read the same experts.
+TEXT = "Tom has 3 apples and buys 4. How many has %s"
 TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 
 
@@ -36,7 +38,7 @@ def begin(server, n, max_tokens, same=False, **more):
     """n streams that were asked for, of the same prompt or not: selector of their sockets."""
     sel = selectors.DefaultSelector()
     for i in range(n):
-        body = json.dumps({"prompt": TEXT % (3 if same else 3 + i), "temperature": 0, "ignore_eos": True, "max_tokens": max_tokens, "stream": True,
+        body = json.dumps({"prompt": TEXT % ("A" if same else chr(65 + i % 26) + "ab" * (i // 26)), "temperature": 0, "ignore_eos": True, "max_tokens": max_tokens, "stream": True,
                            "stream_options": {"include_usage": True, **more}}).encode()
         s = socket.create_connection(("127.0.0.1", server.port))
         s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -61,6 +63,12 @@ def made(server):
     """Generated tokens and when they were."""
     tokens = server.metric("vllm:generation_tokens_total")
     return tokens, time.perf_counter()
+
+
+def experts(server):
+    """Different experts that the layers of a pass read, so far: experts, layers."""
+    text = server.get("/metrics")[2].decode()
+    return [sum(float(x.rsplit(" ", 1)[1]) for x in text.splitlines() if x.startswith(f"nibble_moe_{what}_total{{")) for what in ("experts", "layers")]
 
 
 def served(server, n, max_tokens):
@@ -97,7 +105,8 @@ class Bare:
     def rate(self):
         self.p.stdin.write("\n")
         self.p.stdin.flush()
-        return float(self.p.stdout.readline())
+        rate, *self.experts = (float(x) for x in self.p.stdout.readline().split())
+        return rate
 
     def close(self):
         self.p.stdin.close()
@@ -157,13 +166,15 @@ def overhead(model, a):
             turn = {k: sides[k]() for k in ((0, 1, 2) if turns % 2 else (2, 1, 0))}
             for k in turn if others.share() <= a.foreign or a.foreign >= 1 else ():
                 rates[k].append(turn[k])
+        e, k = experts(s), bare.experts
         per_token = (event_seconds(s.p.pid) - seconds) / (made(s)[0] - tokens)
         for x in (s, bare, twin):
             x.close()
         assert len(rates[0]) > 1, f"others took the processors in {turns} turns"
         ours, theirs, again = rates
         print(f"{n:3} streams: {statistics.median(ours):7.1f} tokens/s served, {statistics.median(theirs):7.1f} bare, overhead {cost(ours, theirs)}; "
-              f"HTTP thread {1e6 * per_token:.1f} us of processor time a token; bare beside bare {cost(again, theirs)}; {len(ours)} of {turns} turns counted", flush=True)
+              f"HTTP thread {1e6 * per_token:.1f} us of processor time a token; bare beside bare {cost(again, theirs)}; {e[0] / e[1]:.1f} "
+              f"different experts a layer and pass, {k[0] / k[1]:.1f} bare; {len(ours)} of {turns} turns counted", flush=True)
 
 
 def cost(ours, theirs):
