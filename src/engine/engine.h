@@ -212,6 +212,11 @@ typedef struct loop_request {
     bool (*on_token)(void *ctx, int choice, int32_t id, double logprob, const int32_t *top_ids,
                      const double *top_logprobs);
     void (*on_prompt)(void *ctx, int choice, int done, int total); /* progress of a long prompt; may be NULL */
+    /* With logprobs above 0: once for every token prompt[at], at > 0, in order and before the first token of any choice: its
+     * log-probability behind those in front of it, and the best entries there, as in on_token. The request takes nothing
+     * from the prefix cache and leaves nothing there. May be NULL. */
+    void (*on_prompt_token)(void *ctx, int at, int32_t id, double logprob, const int32_t *top_ids,
+                            const double *top_logprobs);
     /* As in gen_options; may be NULL. It makes rounds whole and draws at all their positions. */
     void (*on_round)(void *ctx, int choice, const gen_round *r);
     /* Draft as deep as ever where max_tokens is near, so that rounds are those of the oracle's traces; else as much as may

@@ -190,8 +190,7 @@ loop_stats loop_counted(loop *l) {
 static bool run_pass(loop *l, err *e) {
     if (!round_draft(l, e)) return false;
     round_trunk(l);
-    round_prompts(l);
-    return round_choose(l, e);
+    return round_prompts(l, e) && round_choose(l, e);
 }
 
 static void fail_all(loop *l, const err *e) {

@@ -66,9 +66,10 @@ struct request {
     sampler_bias *bias;
     int32_t *ban_ids; /* sampling.stop_ids */
     int *stop_ids, *marks;
-    seq *seqs; /* [choices] */
-    int open;  /* choices that are not over */
-    bool own;  /* the loop's: not counted, takes nothing from the prefix cache and leaves nothing there */
+    seq *seqs;  /* [choices] */
+    int open;   /* choices that are not over */
+    int scored; /* on_prompt_token was called for prompt[1 .. scored] */
+    bool own;   /* the loop's: not counted, takes nothing from the prefix cache and leaves nothing there */
     double submitted_at;
     atomic_bool cancelled;
 };
@@ -165,6 +166,13 @@ void sched_release(loop *l, seq *s);
 /* Remove from the queue. */
 void sched_unqueue(loop *l, seq *s);
 
+/* ---- score.c ---- */
+
+/* Of a request with on_prompt_token: what this pass's rows of the prompt say. s->fault when they are not finite; false: the
+ * device's error. */
+NODISCARD bool score_prompt(loop *l, seq *s, err *e);
+static inline bool score_wanted(const request *r) { return r->q.on_prompt_token && r->q.logprobs > 0; }
+
 /* ---- reuse.c ---- */
 
 /* The slot begins: the deepest entry of the prefix cache, or nothing, and pages for all known tokens. False, to be tried
@@ -191,7 +199,7 @@ void reuse_forget(loop *l, const seq *s);
 NODISCARD bool round_draft(loop *l, err *e);
 void round_trunk(loop *l);
 /* Prompt rows through the draft layer; prompts that are complete are shared out to waiting choices. */
-void round_prompts(loop *l);
+NODISCARD bool round_prompts(loop *l, err *e);
 /* Tokens for what the pass yielded. */
 NODISCARD bool round_choose(loop *l, err *e);
 

@@ -9,7 +9,7 @@ enum { LEAST_BRANCH = 64 };
 
 static int slot_of(const loop *l, const seq *s) { return l->slot_of[s->slot]; }
 
-static bool uses_cache(const loop *l, const seq *s) { return l->prefix && !s->r->own; }
+static bool uses_cache(const loop *l, const seq *s) { return l->prefix && !s->r->own && !score_wanted(s->r); }
 
 static float *kept(const loop *l, const seq *s, int p) {
     return l->keep + ((int64_t)s->slot * LOOP_KEEP_ROWS + (p - s->keep_pos)) * l->g->config.hidden;

@@ -230,8 +230,23 @@ static void share(loop *l, const seq *from) {
     }
 }
 
-void round_prompts(loop *l) {
+static bool score_prompts(loop *l, err *e) {
+    const double t0 = clock_seconds();
+    bool any = false;
+    for (int i = l->n_active - 1; i >= 0; i--) {
+        seq *s = l->active[i];
+        if (s->phase != SEQ_PROMPT || s->rows == 0 || !score_wanted(s->r)) continue;
+        any = true;
+        if (!score_prompt(l, s, e)) return false;
+        if (s->fault.id) request_fail(l, s);
+    }
+    if (any) timed(l, t0);
+    return true;
+}
+
+bool round_prompts(loop *l, err *e) {
     mtp_of_prompts(l);
+    if (!score_prompts(l, e)) return false;
     for (int i = 0; i < l->n_active; i++) {
         seq *s = l->active[i];
         if (s->phase != SEQ_PROMPT || s->rows == 0 || s->done == s->n_tokens) continue;
@@ -246,6 +261,7 @@ void round_prompts(loop *l) {
             s->r->q.on_prompt(s->r->q.ctx, s->choice, s->done, s->n_tokens);
         if (s->done == s->n_tokens && s == &s->r->seqs[0] && s->out.output_tokens == 0) share(l, s);
     }
+    return true;
 }
 
 /* ---- tokens ---- */

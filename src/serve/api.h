@@ -7,8 +7,8 @@
 extern const chat_dialect api_chat, api_completions, api_render, api_tokenize, api_detokenize;
 extern const chat_dialect api_responses, api_anthropic, api_anthropic_count;
 
-/* Fields of OpenAI's bodies that both of its endpoints have: stream, stream_options, n, max_tokens (or the name given). */
-bool api_read_common(chat *c, const json *body, fault *f);
+/* Fields of OpenAI's bodies that both of its endpoints have: stream, stream_options, n, max_tokens (no fewer than told). */
+bool api_read_common(chat *c, const json *body, int least_tokens, fault *f);
 /* Types of what is accepted without effect in all of OpenAI's bodies. */
 bool api_check_indifferent(const json *body, fault *f);
 /* Known members that ask for what is not served: refused by name. `names` ends with NULL. */

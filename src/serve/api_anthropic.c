@@ -336,6 +336,7 @@ static void event(chat *c, const chat_event *ev) {
         open_block(c, BLOCK_TEXT);
         send_delta(c, "text_delta", "text", ev->text);
         break;
+    case EVENT_PROMPT: break;
     case EVENT_CALL_BEGIN: open_tool(c, &ev->choice->calls[ev->call]); break;
     case EVENT_CALL_ARGS: send_delta(c, "input_json_delta", "partial_json", ev->text); break;
     case EVENT_CALL_END:

@@ -91,11 +91,11 @@ static bool read_stream_options(chat_request *r, const json *body, fault *f) {
            (snprintf(f->param, sizeof f->param, "stream_options"), false);
 }
 
-bool api_read_common(chat *c, const json *body, fault *f) {
+bool api_read_common(chat *c, const json *body, int least_tokens, fault *f) {
     chat_request *r = &c->request;
     return chat_check_model(c, body, f) && api_check_indifferent(body, f) && body_bool(body, "stream", &r->stream, f) &&
            read_stream_options(r, body, f) && body_int(body, "n", 1, c->model->max_choices, &r->n, f) &&
-           body_int(body, "max_tokens", 1, INT32_MAX, &r->max_tokens, f) &&
+           body_int(body, "max_tokens", least_tokens, INT32_MAX, &r->max_tokens, f) &&
            body_int(body, "priority", -1000, 1000, &r->priority, f) &&
            body_bool(body, "return_token_ids", &r->return_token_ids, f) &&
            chat_read_sampling(r, body, c->model->g->n.real_vocab, f);
@@ -210,7 +210,7 @@ static bool parse(chat *c, const json *body, fault *f) {
     chat_request *r = &c->request;
     const json *messages = body_get(body, "messages");
     chat_ignored(c, body, known);
-    if (!api_refuse(body, unserved, f) || !api_read_common(c, body, f) ||
+    if (!api_refuse(body, unserved, f) || !api_read_common(c, body, 1, f) ||
         !body_int(body, "max_completion_tokens", 1, INT32_MAX, &r->max_tokens, f) || !read_logprobs(r, body, f) ||
         !read_tools(r, body, f) || !read_format(r, body, f) || !read_indifferent(body, f) || !read_effort(r, body, f) ||
         !body_object(body, "chat_template_kwargs", &r->template_args, f) ||
@@ -392,6 +392,7 @@ static void event(chat *c, const chat_event *ev) {
         json_write_str(&b, ev->text);
         buf_puts(&b, "}}]");
         break;
+    case EVENT_PROMPT:
     case EVENT_CALL_END:
     case EVENT_FINISH: break;
     }

@@ -1,4 +1,5 @@
 /* POST /v1/completions: text or token ids as they are, no template, nothing parted from the text. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -104,14 +105,15 @@ static bool parse(chat *c, const json *body, fault *f) {
     r->split = false;
     r->tool_choice = TOOLS_NONE;
     r->max_tokens = DEFAULT_MAX_TOKENS;
-    if (!api_refuse(body, unserved, f) || !api_read_common(c, body, f) ||
-        !body_int(body, "logprobs", 0, CHAT_MAX_TOP_LOGPROBS, &logprobs, f) || !body_bool(body, "echo", &o->echo, f) ||
+    if (!api_refuse(body, unserved, f) || !body_bool(body, "echo", &o->echo, f) ||
+        !api_read_common(c, body, o->echo ? 0 : 1, f) ||
+        !body_int(body, "logprobs", 0, CHAT_MAX_TOP_LOGPROBS, &logprobs, f) ||
         !body_int(body, "best_of", 1, CHAT_MAX_CHOICES, &best_of, f) || !read_prompts(c, body, f))
         return false;
     if (best_of && best_of != r->n) return fault_field(f, "best_of", "best_of must equal n");
-    if (o->echo && logprobs >= 0)
-        return fault_field(f, "logprobs", "logprobs with echo: log-probabilities of the prompt are not given");
+    r->no_answer = r->max_tokens == 0;
     r->logprobs = logprobs >= 0;
+    r->prompt_logprobs = r->logprobs && o->echo;
     r->top_logprobs = logprobs > 0 ? logprobs : 0;
     return true;
 }
@@ -132,50 +134,86 @@ static void write_token_text(buf *b, const chat *c, int32_t id) {
     json_write_str(b, tokenizer_bytes(c->model->g->tok, id));
 }
 
+static void write_value(buf *b, double logprob) {
+    if (isnan(logprob)) /* nothing stands in front of the first token */
+        buf_puts(b, "null");
+    else
+        json_write_double(b, logprob);
+}
+
 static void write_top(buf *b, const chat *c, int32_t id, double logprob) {
     write_token_text(b, c, id);
     buf_byte(b, ':');
     json_write_double(b, logprob);
 }
 
-/* The older form: parallel lists; the chosen token is always among the best, as one more when need be. */
-static void write_logprobs(buf *b, const chat_choice *ch, int first, int n) {
+/* Tokens [first, first + n) of a choice, or of a prompt that was scored. */
+typedef struct span {
+    const chat_choice *of;
+    int first, n;
+} span;
+
+/* The best at one position; the chosen token is always among them, as one more when need be. */
+static void write_best(buf *b, const chat_choice *ch, int i) {
+    const chat *c = ch->owner;
+    const int k = c->request.top_logprobs;
+    const chat_token *chosen = &ch->tokens[i];
+    bool there = false;
+    if (isnan(chosen->logprob)) {
+        buf_puts(b, "null");
+        return;
+    }
+    buf_byte(b, '{');
+    for (int j = 0; j < k && ch->top_ids[i * k + j] >= 0; j++) {
+        if (j) buf_byte(b, ',');
+        write_top(b, c, ch->top_ids[i * k + j], ch->top_logprobs[i * k + j]);
+        there |= ch->top_ids[i * k + j] == chosen->id;
+    }
+    if (!there) {
+        buf_byte(b, ',');
+        write_top(b, c, chosen->id, chosen->logprob);
+    }
+    buf_byte(b, '}');
+}
+
+typedef enum list { LIST_TOKENS, LIST_VALUES, LIST_BEST, LIST_OFFSETS } list;
+
+/* One of the parallel lists, of two spans; *at counts characters for the last. */
+static void write_list(buf *b, list what, const span s[2], size_t *at) {
+    bool any = false;
+    for (int part = 0; part < 2; part++) {
+        const chat_choice *ch = s[part].of;
+        for (int i = s[part].first; i < s[part].first + s[part].n; i++, any = true) {
+            if (any) buf_byte(b, ',');
+            if (what == LIST_TOKENS)
+                write_token_text(b, ch->owner, ch->tokens[i].id);
+            else if (what == LIST_VALUES)
+                write_value(b, ch->tokens[i].logprob);
+            else if (what == LIST_BEST)
+                write_best(b, ch, i);
+            else {
+                buf_printf(b, "%zu", *at);
+                *at += characters(tokenizer_bytes(ch->owner->model->g->tok, ch->tokens[i].id));
+            }
+        }
+    }
+}
+
+/* The older form: parallel lists. */
+static void write_logprobs(buf *b, const chat_choice *ch, bool echo, int first, int n) {
     const chat *c = ch->owner;
     const own *o = c->own;
-    const int k = c->request.top_logprobs;
-    size_t at = o->offsets[ch->index];
+    const chat_choice *prompt = &c->parts[ch->index / c->request.n].scored;
+    const span spans[2] = { { prompt, 0, echo ? prompt->n_tokens : 0 }, { ch, first, n } };
+    size_t *at = &o->offsets[ch->index];
     buf_puts(b, "{\"tokens\":[");
-    for (int i = first; i < first + n; i++) {
-        if (i > first) buf_byte(b, ',');
-        write_token_text(b, c, ch->tokens[i].id);
-    }
+    write_list(b, LIST_TOKENS, spans, at);
     buf_puts(b, "],\"token_logprobs\":[");
-    for (int i = first; i < first + n; i++) {
-        if (i > first) buf_byte(b, ',');
-        json_write_double(b, ch->tokens[i].logprob);
-    }
+    write_list(b, LIST_VALUES, spans, at);
     buf_puts(b, "],\"top_logprobs\":[");
-    for (int i = first; k > 0 && i < first + n; i++) {
-        const chat_token *chosen = &ch->tokens[i];
-        bool there = false;
-        buf_puts(b, i > first ? ",{" : "{");
-        for (int j = 0; j < k && ch->top_ids[i * k + j] >= 0; j++) {
-            if (j) buf_byte(b, ',');
-            write_top(b, c, ch->top_ids[i * k + j], ch->top_logprobs[i * k + j]);
-            there |= ch->top_ids[i * k + j] == chosen->id;
-        }
-        if (!there) {
-            buf_byte(b, ',');
-            write_top(b, c, chosen->id, chosen->logprob);
-        }
-        buf_byte(b, '}');
-    }
+    if (c->request.top_logprobs > 0) write_list(b, LIST_BEST, spans, at);
     buf_puts(b, "],\"text_offset\":[");
-    for (int i = first; i < first + n; i++) {
-        buf_printf(b, "%s%zu", i > first ? "," : "", at);
-        at += characters(tokenizer_bytes(c->model->g->tok, ch->tokens[i].id));
-    }
-    o->offsets[ch->index] = at;
+    write_list(b, LIST_OFFSETS, spans, at);
     buf_puts(b, "]}");
 }
 
@@ -203,7 +241,7 @@ static void write_choice(buf *b, const chat_choice *ch, bool echo, str text, int
     json_write_str(b, buf_view(&all));
     buf_puts(b, ",\"logprobs\":");
     if (r->logprobs)
-        write_logprobs(b, ch, first, n);
+        write_logprobs(b, ch, echo, first, n);
     else
         buf_puts(b, "null");
     if (ended)
@@ -219,14 +257,9 @@ static void write_choice(buf *b, const chat_choice *ch, bool echo, str text, int
     buf_free(&all);
 }
 
-static void start(chat *c) {
-    own *o = c->own;
-    o->offsets = xcalloc((size_t)c->n_choices, sizeof *o->offsets);
-    if (!c->request.stream) return;
-    chat_reply_headers(c);
-    sse_open(c->call);
-    c->streaming = true;
-    for (int i = 0; o->echo && i < c->n_choices; i++) {
+/* Streams: the prompt as the first piece of each of its answers. */
+static void tell_echo(chat *c, const chat_part *p) {
+    for (int i = p->first; i < p->first + c->request.n; i++) {
         buf b = { 0 };
         write_head(&b, c);
         buf_puts(&b, ",\"choices\":[");
@@ -237,7 +270,19 @@ static void start(chat *c) {
     }
 }
 
+static void start(chat *c) {
+    own *o = c->own;
+    o->offsets = xcalloc((size_t)c->n_choices, sizeof *o->offsets);
+    if (!c->request.stream) return;
+    chat_reply_headers(c);
+    sse_open(c->call);
+    c->streaming = true;
+    for (int i = 0; o->echo && i < c->n_parts; i++) /* with log-probabilities: when these are known */
+        if (!c->request.prompt_logprobs || c->parts[i].n == 1) tell_echo(c, &c->parts[i]);
+}
+
 static void event(chat *c, const chat_event *ev) {
+    if (ev->kind == EVENT_PROMPT) tell_echo(c, &c->parts[ev->choice->index / c->request.n]);
     if (ev->kind != EVENT_TEXT && ev->kind != EVENT_FINISH) return;
     buf b = { 0 };
     write_head(&b, c);

@@ -471,6 +471,7 @@ static void event(chat *c, const chat_event *ev) {
     case EVENT_CALL_BEGIN: open_item(c, (item){ .kind = ITEM_CALL, .call = ev->call }); break;
     case EVENT_CALL_ARGS: send_text(c, delta_names[ITEM_CALL], "delta", ev->text); break;
     case EVENT_CALL_END: break; /* how it ended is known at the finish, or when another item follows */
+    case EVENT_PROMPT: break;
     case EVENT_FINISH: close_item(c, status_of(ev->choice)); break;
     }
 }

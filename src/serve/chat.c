@@ -1,6 +1,7 @@
 /* The life of a chat: prepared, begun, fed with tokens, finished or failed or abandoned. */
 #include "serve/chat.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,29 +154,43 @@ static bool choice_over(chat *c, chat_part *p, chat_choice *ch, fault *f) {
     ch->usage.drafted = r->r.drafted;
     ch->usage.accepted = r->r.accepted;
     ch->finish = finish_of(ch, r->r.finish);
+    if (c->request.no_answer && ch->finish == CHAT_STOP) ch->finish = CHAT_LENGTH;
     if (ch->finish == CHAT_CANCELLED) return fault_set(f, 503, "shutting_down", "the server is shutting down");
     parser_finish(ch);
     count_end(c, ch);
     return true;
 }
 
-static void take_token(chat *c, chat_choice *ch, const job_token *t) {
-    if (c->request.logprobs || c->request.return_token_ids) {
-        const int k = c->request.top_logprobs;
-        if (ch->n_tokens == ch->cap_tokens) {
-            ch->cap_tokens = ch->cap_tokens ? 2 * ch->cap_tokens : 64;
-            const size_t n = (size_t)ch->cap_tokens;
-            ch->tokens = xrealloc(ch->tokens, n * sizeof *ch->tokens);
-            ch->top_ids = xrealloc(ch->top_ids, (n * (size_t)k + 1) * sizeof *ch->top_ids);
-            ch->top_logprobs = xrealloc(ch->top_logprobs, (n * (size_t)k + 1) * sizeof *ch->top_logprobs);
-        }
-        for (int i = 0; i < k; i++) {
-            ch->top_ids[ch->n_tokens * k + i] = c->news.top_ids[t->top + (size_t)i];
-            ch->top_logprobs[ch->n_tokens * k + i] = c->news.top_logprobs[t->top + (size_t)i];
-        }
-        ch->tokens[ch->n_tokens++] = (chat_token){ t->id, t->logprob };
+/* top_ids and top_logprobs: [top_logprobs of the request], NULL: there are none. */
+static void add_token(chat_choice *ch, int32_t id, double logprob, const int32_t *top_ids, const double *top_logprobs) {
+    const int k = ch->owner->request.top_logprobs;
+    if (ch->n_tokens == ch->cap_tokens) {
+        ch->cap_tokens = ch->cap_tokens ? 2 * ch->cap_tokens : 64;
+        const size_t n = (size_t)ch->cap_tokens;
+        ch->tokens = xrealloc(ch->tokens, n * sizeof *ch->tokens);
+        ch->top_ids = xrealloc(ch->top_ids, (n * (size_t)k + 1) * sizeof *ch->top_ids);
+        ch->top_logprobs = xrealloc(ch->top_logprobs, (n * (size_t)k + 1) * sizeof *ch->top_logprobs);
     }
-    parser_token(ch, t->id);
+    for (int i = 0; i < k; i++) {
+        ch->top_ids[ch->n_tokens * k + i] = top_ids ? top_ids[i] : -1;
+        ch->top_logprobs[ch->n_tokens * k + i] = top_ids ? top_logprobs[i] : 0;
+    }
+    ch->tokens[ch->n_tokens++] = (chat_token){ id, logprob };
+}
+
+static void take_token(chat *c, chat_part *p, const job_token *t) {
+    const chat_request *r = &c->request;
+    chat_choice *ch = t->choice < 0 ? &p->scored : &c->choices[p->first + t->choice];
+    if (t->choice >= 0 && r->no_answer) return;
+    if (r->logprobs || r->return_token_ids)
+        add_token(ch, t->id, t->logprob, r->top_logprobs ? c->news.top_ids + t->top : NULL,
+                  r->top_logprobs ? c->news.top_logprobs + t->top : NULL);
+    if (t->choice >= 0) {
+        parser_token(ch, t->id);
+    } else if (ch->n_tokens == p->n && r->stream && c->call) {
+        const chat_event ev = { .kind = EVENT_PROMPT, .choice = &c->choices[p->first] };
+        c->dialect->event(c, &ev);
+    }
 }
 
 static void count_news(chat *c, double now, int tokens) {
@@ -209,14 +224,13 @@ static bool take_news(chat_part *p) {
     fault f = { 0 };
     int tokens = 0;
     job_take(p->job, &c->news);
-    for (size_t i = 0; i < c->news.n; i++) tokens += c->news.v[i].id >= 0;
+    for (size_t i = 0; i < c->news.n; i++) tokens += c->news.v[i].id >= 0 && c->news.v[i].choice >= 0;
     count_news(c, clock_seconds(), tokens);
     for (size_t i = 0; i < c->news.n; i++) {
         const job_token *t = &c->news.v[i];
-        chat_choice *ch = &c->choices[p->first + t->choice];
         if (t->id >= 0)
-            take_token(c, ch, t);
-        else if (!choice_over(c, p, ch, &f))
+            take_token(c, p, t);
+        else if (!choice_over(c, p, &c->choices[p->first + t->choice], &f))
             break;
     }
     if (f.status) {
@@ -270,12 +284,13 @@ static bool submit(chat *c, chat_part *p, fault *f) {
                                 .sampling = r->sampling,
                                 .rule = constraint_rule(rule),
                                 .choices = r->n,
-                                .max_tokens = r->max_tokens,
+                                .max_tokens = r->no_answer ? 1 : r->max_tokens,
                                 .depth = r->depth,
                                 .priority = r->priority,
                                 .stop_ids = stops,
                                 .n_stop_ids = n_stops,
                                 .logprobs = r->logprobs ? (r->top_logprobs > 0 ? r->top_logprobs : 1) : 0 },
+                   .score_prompt = r->prompt_logprobs,
                    .tok = c->model->g->tok,
                    .stops = r->stops,
                    .n_stops = r->n_stops,
@@ -291,6 +306,8 @@ static bool submit(chat *c, chat_part *p, fault *f) {
     s.request.sampling.n_stop_ids = n_stops;
     if (c->model->deadline_seconds > 0) s.request.deadline_seconds = clock_seconds() + c->model->deadline_seconds;
     if (!job_submit(&p->job, c->env->bridge, c->env->l, &s, &e)) return fault_of(f, &e);
+    p->scored.owner = c;
+    if (r->prompt_logprobs) add_token(&p->scored, c->prompt.v[p->from], NAN, NULL, NULL);
     p->open = r->n;
     c->open += r->n;
     return true;
@@ -329,6 +346,12 @@ void chat_gone(chat *c) {
     end_jobs(c);
 }
 
+static void free_tokens(chat_choice *ch) {
+    free(ch->tokens);
+    free(ch->top_ids);
+    free(ch->top_logprobs);
+}
+
 void chat_free(chat *c) {
     if (!c) return;
     end_jobs(c);
@@ -342,10 +365,9 @@ void chat_free(chat *c) {
         free(ch->calls);
         buf_free(&ch->text);
         buf_free(&ch->reasoning);
-        free(ch->tokens);
-        free(ch->top_ids);
-        free(ch->top_logprobs);
+        free_tokens(ch);
     }
+    for (int i = 0; i < c->n_parts; i++) free_tokens(&c->parts[i].scored);
     free(c->choices);
     free(c->parts);
     if (c->dialect->free && c->own) c->dialect->free(c->own);

@@ -74,7 +74,8 @@ typedef struct chat_request {
     bool has_seed;
     int max_tokens; /* 0 = the rest of the context */
     int n;
-    bool logprobs;
+    bool logprobs, prompt_logprobs; /* the latter: of the prompt too; needs the former */
+    bool no_answer;                 /* nothing but the prompt is wanted (max_tokens 0 with echo) */
     int top_logprobs;
     const char *stops[CHAT_MAX_STOPS];
     int n_stops;
@@ -132,6 +133,7 @@ typedef struct chat_choice {
 } chat_choice;
 
 typedef enum chat_event_kind {
+    EVENT_PROMPT,     /* the part's prompt is scored; choice: its first */
     EVENT_REASONING,  /* text: a piece of the thought */
     EVENT_TEXT,       /* text: a piece of the answer */
     EVENT_CALL_BEGIN, /* call: index; its id and name stand in choice->calls[call] */
@@ -147,6 +149,8 @@ typedef struct chat_part {
     int first;   /* choices[first .. first + request.n) answer it */
     int open;    /* of these, not finished */
     job *job;    /* NULL once over */
+    /* With request.prompt_logprobs: the prompt's tokens so far (tokens, n_tokens, top_*), the first without a value (NaN). */
+    chat_choice scored;
 } chat_part;
 
 /* Pieces are whole UTF-8 characters. Adjacent pieces of a kind that arrive together come as one event. */

@@ -203,6 +203,17 @@ static bool on_token(void *ctx, int choice, int32_t id, double logprob, const in
     return go_on;
 }
 
+static void on_prompt_token(void *ctx, int at, int32_t id, double logprob, const int32_t *top_ids,
+                            const double *top_logprobs) {
+    (void)at;
+    job *j = ctx;
+    pthread_mutex_lock(&j->b->lock);
+    const size_t top = j->news.n_top;
+    put_top_locked(&j->news, top_ids, top_logprobs, j->n_top);
+    put_locked(j, (job_token){ -1, id, logprob, top });
+    pthread_mutex_unlock(&j->b->lock);
+}
+
 static void on_piece(void *ctx, split_kind kind, str text) {
     (void)text;
     watcher *w = ctx;
@@ -278,6 +289,7 @@ bool job_submit(job **out, job_bridge *b, loop *l, const job_spec *s, err *e) {
     q.choices = j->choices;
     q.on_token = on_token;
     q.on_prompt = on_prompt;
+    q.on_prompt_token = s->score_prompt ? on_prompt_token : NULL;
     q.on_done = on_done;
     q.ctx = j;
     b->jobs++;

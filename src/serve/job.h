@@ -22,7 +22,7 @@ void job_bridge_step(void *bridge);
 void job_bridge_flush(job_bridge *b);
 
 typedef struct job_token {
-    int choice;
+    int choice; /* -1: a token of the prompt */
     int32_t id; /* -1: the choice is over, see job_result */
     double logprob;
     size_t top; /* its entries: job_news.top_ids and top_logprobs from here */
@@ -45,6 +45,7 @@ typedef struct job_news {
 
 typedef struct job_spec {
     loop_request request; /* callbacks and ctx are filled in */
+    bool score_prompt;    /* all tokens of the prompt but the first come too, before the others */
     /* Stop strings, looked for on the engine thread too, so that nothing is generated behind one. */
     const tokenizer *tok;
     const char *const *stops; /* [n_stops], copied */

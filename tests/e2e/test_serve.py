@@ -327,7 +327,6 @@ def test_completions(server, nibble, tiny):
     assert server.post(TEXT, {"prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n", "max_tokens": 8, "temperature": 0})["choices"][0]["text"]
     for param, value in [("prompt", None), ("prompt", ""), ("prompt", []), ("prompt", ["a", ""]), ("prompt", [[1], []]), ("prompt", ["a"] * 300), ("prompt", [1700]), ("prompt", {}), ("suffix", "x"), ("user", 3), ("best_of", 3), ("logprobs", 21)]:
         refused(server.post(TEXT, {**body, param: value}, 400), param)
-    refused(server.post(TEXT, {**body, "logprobs": 1, "echo": True}, 400), "logprobs")
 
 
 # ---- limits ----

@@ -93,7 +93,8 @@ def alone(client, prompt, **kw):
 
 @pytest.mark.parametrize("as_ids", [False, True])
 @pytest.mark.parametrize("more", [{"temperature": 0, "max_tokens": 12}, {"temperature": 0, "max_tokens": 6, "logprobs": 2}, {"temperature": 1, "seed": 5, "n": 3, "max_tokens": 8},
-                                  {"temperature": 0, "max_tokens": 20, "stop": [" ", "."], "echo": True}])
+                                  {"temperature": 0, "max_tokens": 20, "stop": [" ", "."], "echo": True}, {"temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True},
+                                  {"temperature": 1, "seed": 1, "n": 2, "max_tokens": 5, "logprobs": 3, "echo": True}, {"max_tokens": 0, "logprobs": 1, "echo": True}])
 def test_several_prompts(client, server, more, as_ids):
     """Choice i * n + k is what prompt i gets as its k-th answer alone, streamed and not; usage is the sum."""
     prompts = [server.post("/tokenize", {"prompt": p}, headers={"Authorization": "Bearer k"})["tokens"] for p in MANY] if as_ids else MANY
@@ -112,6 +113,48 @@ def test_several_prompts(client, server, more, as_ids):
             got[c.index] += c.text
             ends[c.index] = c.finish_reason
     assert list(zip(got, ends)) == [t[:2] for t in texts] and usage.total_tokens == r.usage.total_tokens
+
+
+def test_prompt_logprobs(client, server, nibble, tiny, tmp_path):
+    """As lm-evaluation-harness asks for them: the log-softmax of the model's logits at every token of the prompt but the first, however long the
+    prompts are, and whatever the prefix cache holds; the answer behind is what it is without them."""
+    safe = pytest.importorskip("safetensors.numpy")
+    np = pytest.importorskip("numpy")
+    key = {"headers": {"Authorization": "Bearer k"}}
+    texts = [*MANY, "Tom has 3 apples and buys 4. " * 70, "a"]
+    ids = [server.post("/tokenize", {"prompt": t}, **key)["tokens"] for t in texts]
+    assert len(ids[4]) > 600 and len(ids[5]) == 1
+    (tmp_path / "ids.json").write_text(json.dumps(ids))
+    nibble("logits", tiny, "--ids", tmp_path / "ids.json", "-o", tmp_path / "l.safetensors")
+    logits = safe.load_file(tmp_path / "l.safetensors")
+    for text in (texts[4], texts[0]):
+        client.completions.create(model="tiny", prompt=text, max_tokens=1)  # into the prefix cache
+    ask = {"model": "tiny", "temperature": 0, "logprobs": 1, "echo": True}
+    for prompts, more in ((ids, {"max_tokens": 1, "seed": 1234}), (texts, {"max_tokens": 0})):
+        r = client.completions.create(prompt=prompts, **ask, **more)
+        assert r.usage.prompt_tokens == sum(map(len, ids)) and r.usage.completion_tokens == more["max_tokens"] * len(ids)
+        for i, c in enumerate(sorted(r.choices, key=lambda c: c.index)):
+            lp, n = c.logprobs, len(ids[i])
+            assert {len(x) for x in (lp.tokens, lp.token_logprobs, lp.top_logprobs, lp.text_offset)} == {n + more["max_tokens"]} and "".join(lp.tokens) == c.text
+            assert lp.token_logprobs[0] is None and lp.top_logprobs[0] is None and c.finish_reason == "length"
+            x = logits[f"{i}.logits"][:, :1570].astype(np.float64)  # ids that the tokenizer knows
+            x -= x.max(1, keepdims=True)
+            x -= np.log(np.exp(x).sum(1, keepdims=True))
+            assert np.allclose(lp.token_logprobs[1:n], x[np.arange(n - 1), ids[i][1:]], rtol=0, atol=1e-6)
+            assert np.allclose([max(t.values()) for t in lp.top_logprobs[1:n]], x[:-1].max(1), rtol=0, atol=1e-6)
+            assert [t[w] for t, w in zip(lp.top_logprobs[1:], lp.tokens[1:])] == lp.token_logprobs[1:]
+            assert [c.text[a:b] for a, b in zip(lp.text_offset, [*lp.text_offset[1:], None])] == lp.tokens
+    alone = client.completions.create(model="tiny", prompt=texts[0], temperature=0, logprobs=1, max_tokens=9).choices[0]
+    both = client.completions.create(prompt=texts[0], **ask, max_tokens=9).choices[0]
+    assert both.text == texts[0] + alone.text and both.logprobs.token_logprobs[len(ids[0]):] == alone.logprobs.token_logprobs
+    parts = [c for p in client.completions.create(prompt=[texts[4], "a"], **ask, max_tokens=5, stream=True) for c in p.choices]
+    whole = client.completions.create(prompt=[texts[4], "a"], **ask, max_tokens=5).choices
+    for i in 0, 1:
+        mine = [c.logprobs for c in parts if c.index == i]
+        assert [x for m in mine for x in m.token_logprobs] == whole[i].logprobs.token_logprobs
+        assert [x for m in mine for x in m.text_offset] == whole[i].logprobs.text_offset and mine[0].token_logprobs[0] is None
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="tiny", prompt="a", max_tokens=0)
 
 
 def test_several_prompts_refused(client, server):
