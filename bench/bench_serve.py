@@ -99,7 +99,7 @@ class Bare:
 
     def __init__(self, model, n, a):
         self.p = subprocess.Popen([ROOT / f"build/{a.build}/bench/bench_loop", "--requests", str(n), "--max-tokens", str(a.tokens),
-                                   "--threads", str(a.threads), "--chunk", "256", "--lines", model],
+                                   "--threads", str(a.threads), "--spec", str(a.spec), "--chunk", "256", "--lines", model],
                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def rate(self):
@@ -148,7 +148,7 @@ def overhead(model, a):
     others take more than --foreign of the processors, and one in which they did is made again, for --patience seconds at most. The
     last figures are those of two bare loops: how far to trust the others."""
     for n in a.streams:
-        s = Server(Nibble, model, "--max-seqs", n, "--ctx", 512 + a.tokens, "--log-format", "off", "--prefix-cache", 0, "-t", a.threads)
+        s = Server(Nibble, model, "--max-seqs", n, "--ctx", 512 + a.tokens, "--log-format", "off", "--prefix-cache", 0, "-t", a.threads, "--spec", a.spec)
         bare, twin = Bare(model, n, a), Bare(model, n, a)
         sides = [lambda: served(s, n, a.tokens), bare.rate, twin.rate]
         for side in sides:
@@ -222,6 +222,7 @@ def main():
     p.add_argument("--repeat", type=int, default=15)
     p.add_argument("--foreign", type=float, default=1.0, help="share of the processors, 0 to 1 (all turns count)")
     p.add_argument("--patience", type=float, default=600)
+    p.add_argument("--spec", type=int, default=0, help="drafts per round; with them each side chooses its own depth by its own seconds")
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--clients", type=int, default=256)
     p.add_argument("--seconds", type=int, default=600)
