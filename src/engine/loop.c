@@ -65,8 +65,7 @@ static bool open_prefix(loop *l, err *e) {
     engine *g = l->g;
     const int spare = g->st.pages.slots - g->st.slots;
     if (spare == 0 && l->opt.prefix_dir)
-        return fail(e, ERR_USAGE, "E-PREFIX-DIR",
-                    "%s: needs a prefix cache in memory that holds a state (give it more)", l->opt.prefix_dir);
+        log_say("W-PREFIX-SMALL", "%s: not used, the prefix cache in memory holds no state", l->opt.prefix_dir);
     if (spare == 0) return true;
     if (!prefix_open(&l->prefix, &g->st, spare, g->prefix_pages, e)) return false;
     if (!l->opt.prefix_dir) return true;
