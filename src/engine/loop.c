@@ -97,7 +97,10 @@ bool loop_open(loop **out, engine *g, const loop_options *opt, err *e) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&l->wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (take_slots(l, e) && open_buffers(l, e) && open_prefix(l, e)) return *out = l, true;
+    if (take_slots(l, e) && open_buffers(l, e) && open_prefix(l, e)) {
+        loop_publish(l); /* what an opened cache found is known before the first step */
+        return *out = l, true;
+    }
     loop_close(l);
     *out = NULL;
     return false;
