@@ -255,7 +255,7 @@ typedef struct loop_stats {
      * cache is emptied, and the loop goes on without drafts. */
     int64_t spec_floor, spec_pinned, spec_corrupt;
     double step_seconds; /* in steps that did something */
-    double work_seconds; /* of these: in the model, in sampling and in callbacks */
+    double work_seconds; /* of these: in the model (with what moves its rows), in sampling and in callbacks */
 } loop_stats;
 
 /* Takes all slots of the engine that no session holds. Errors: E-ENGINE-SLOTS (none), E-MACHINE-MEMORY. */
