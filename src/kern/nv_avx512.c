@@ -6,7 +6,7 @@
 #include "kern/kern_isa.h"
 #include "kern/nv.h"
 
-enum { BLOCK = 16, MB = 4, PB = 4, AHEAD_GROUPS = 4, AHEAD_BYTES = 2304 };
+enum { BLOCK = 16, MB = 4, MOST = 12, AHEAD_GROUPS = 4, AHEAD_BYTES = 2304 };
 
 /* Doubled E2M1 plus 12: unsigned, as vpdpbusd wants one operand; the row's bias takes it back. */
 INLINE __m512i lut(void) {
@@ -31,7 +31,7 @@ INLINE __m512i dword(const void *p) {
 INLINE void panel_rows(float *y, int64_t ldy, const uint8_t *w, int64_t stride, int64_t ahead, int Kp, const nv_act *a,
                        const int M, const int P) {
     const __m512i table = lut(), nibble = _mm512_set1_epi8(15);
-    __m512i even[MB * PB], odd[MB * PB];
+    __m512i even[MOST], odd[MOST];
     UNROLL for (int m = 0; m < M * P; m++) even[m] = odd[m] = _mm512_setzero_si512();
     const int turn = Kp - AHEAD_GROUPS * NV_COLS;
     for (int k = 0; k < Kp; k += NV_COLS, w += NV_GROUP_BYTES) {
@@ -86,6 +86,8 @@ static void dot(float *y, int64_t ldy, const uint8_t *panels, int64_t stride, in
     for (int p = 0; p < n; p += TOGETHER, panels += TOGETHER * stride, y += TOGETHER * NV_ROWS) {
         const int N = n - p < TOGETHER ? n - p : TOGETHER;
         int m = 0;
+        /* What a block's codes take to unpack is shared by eight rows, whose sums just fit into registers. */
+        for (; m + 8 <= M; m += 8) rows_at_once(y + m * ldy, ldy, panels, stride, N, Kp, a + m, 8, 1);
         for (; m + 4 <= M; m += 4) rows_at_once(y + m * ldy, ldy, panels, stride, N, Kp, a + m, 4, 3);
         switch (M - m) {
         case 3: rows_at_once(y + m * ldy, ldy, panels, stride, N, Kp, a + m, 3, 3); break;

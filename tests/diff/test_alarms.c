@@ -175,7 +175,7 @@ static void test_floor(void **state) {
 /* A model that says one thing, whatever it is asked: one prompt proves nothing, four start a test, which finds no fault. */
 static void test_pinned(void **state) {
     (void)state;
-    for (int slots = 1; slots <= 3; slots += 2) {
+    for (int slots = is_short() ? 3 : 1; slots <= 3; slots += 2) {
         engine *g = open_edited(no_head, slots);
         loop *l = open_loop(g, 2, true);
         answer got;
