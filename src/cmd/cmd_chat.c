@@ -117,6 +117,7 @@ static bool turn(chat *c, const char *line, err *e) {
     const bool ok = prompt_ids(c, &prompt, &thinks, e) && answer(c, &prompt, thinks, e);
     if (ok) {
         printf("\n");
+        fflush(stdout); /* whoever reads through a pipe has the whole answer before what is said of it */
         report(c);
     } else {
         buf_truncate(&c->messages, before);

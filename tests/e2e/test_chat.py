@@ -1,4 +1,5 @@
 """`nibble chat`: each turn is what `nibble run` answers to the whole conversation, from no more than its new tokens."""
+import os
 import json
 import re
 import signal
@@ -98,7 +99,7 @@ def test_without_memory_for_earlier_turns(nibble, tiny):
 
 def test_interrupt_stops_the_answer_only(nibble, tiny):
     p = subprocess.Popen([nibble.path, "chat", tiny, "--temperature", "0", "--no-think", "--ignore-eos", "--max-tokens", "30000"], stdin=subprocess.PIPE,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
     try:
         for line in TURNS[:2]:
             p.stdin.write(line.encode() + b"\n")
@@ -110,6 +111,10 @@ def test_interrupt_stops_the_answer_only(nibble, tiny):
             assert b"(stopped)" in said
             turn = re.match(rb"\((\d+) \+ (\d+) tokens, (\d+) kept", p.stderr.readline())
             assert turn and int(turn[2]) < 30000
+            os.set_blocking(p.stdout.fileno(), False)  # all of the answer is there: what comes next is the next one's
+            while p.stdout.read(1 << 16):
+                pass
+            os.set_blocking(p.stdout.fileno(), True)
         assert int(turn[3]) > 0, "what came before an interrupt is known afterwards"
         p.stdin.close()
         assert p.wait(60) == 0
