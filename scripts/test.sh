@@ -71,7 +71,7 @@ run_tsan() {
   $probe || runner="setarch $(uname -m) -R"
   # shellcheck disable=SC2086
   $runner $probe || return 1
-  NIBBLE_TEST_SHORT=1 TSAN_OPTIONS=halt_on_error=1 TEST_TIMEOUT=600 RUNNER=$runner make -j"$jobs" WERROR=1 CC=gcc SAN=thread test T="test_pool opscheck test_oracle_logits test_quantize test_diff_prefix test_diff_loop test_soak"
+  NIBBLE_TEST_SHORT=1 TSAN_OPTIONS=halt_on_error=1 TEST_TIMEOUT=1200 RUNNER=$runner make -j"$jobs" WERROR=1 CC=gcc SAN=thread test T="test_pool opscheck test_oracle_logits test_quantize test_diff_prefix test_diff_loop test_soak"
 }
 run_arm() { TEST_TIMEOUT=1800 make -j"$jobs" WERROR=1 ARCH=aarch64 test; }
 
