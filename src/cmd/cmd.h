@@ -61,6 +61,9 @@ void cmd_sampling_free(cmd_sampling *s);
 /* Choices of --kv, --act and --head (indices are kv_mode, act_mode, head_mode); the rows --draft-head asks for. */
 extern const char *const cmd_kv_choices[], *const cmd_act_choices[], *const cmd_head_choices[];
 NODISCARD bool cmd_draft_head(int *out, const char *text, err *e);
+/* Memory of a loop's prefix cache: three fifths for states and two for KV. A state of the 35B model is as large as the KV of
+ * 6,144 tokens. */
+void cmd_prefix_memory(engine_options *o, int64_t bytes);
 /* prefix_bytes: for a loop's prefix cache; when the memory plan refuses it, it is done without. */
 NODISCARD bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text,
                                int64_t prefix_bytes, err *e);

@@ -60,7 +60,6 @@ static bool serve(options *o, const char *dir, int *code, err *e) {
     if (o->cache_dir_bytes && !o->cache_dir)
         return fail(e, ERR_USAGE, "E-USAGE", "--cache-dir-size: of which folder? (name it with --cache-dir)");
     serve_options *so = &o->o;
-    /* Three fifths for states and two for KV: a state of the 35B model is as large as the KV of 6,144 tokens. */
     const int64_t prefix = o->prefix_cache >= 0 ? o->prefix_cache : min_i64(memory_available() / 8, (int64_t)1 << 30);
     so->dir = dir;
     if (o->names.n) so->name = o->names.v[0];
@@ -73,10 +72,9 @@ static bool serve(options *o, const char *dir, int *code, err *e) {
                                    .act = (act_mode)o->s.act,
                                    .heads = { .mode = (head_mode)o->s.head, .draft_rows = rows },
                                    .kv_bytes = o->kv_memory,
-                                   .prefix_state_bytes = prefix - prefix * 2 / 5,
-                                   .prefix_kv_bytes = prefix * 2 / 5,
                                    .memory_bytes = o->s.memory,
                                    .need_text = true };
+    cmd_prefix_memory(&so->engine, prefix);
     so->loop = (loop_options){ .depth = o->s.has_spec ? o->s.spec : 2,
                                .max_queue = o->queue,
                                .prefix_dir = o->cache_dir,

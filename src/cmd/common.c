@@ -419,6 +419,11 @@ bool cmd_draft_head(int *out, const char *text, err *e) {
     return true;
 }
 
+void cmd_prefix_memory(engine_options *o, int64_t bytes) {
+    o->prefix_kv_bytes = bytes * 2 / 5;
+    o->prefix_state_bytes = bytes - o->prefix_kv_bytes;
+}
+
 bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool need_text, int64_t prefix_bytes,
                      err *e) {
     int rows;
@@ -431,12 +436,11 @@ bool cmd_open_engine(engine **out, const char *dir, const cmd_sampling *s, bool 
                          .heads = { .mode = (head_mode)s->head, .draft_rows = rows },
                          .memory_bytes = s->memory,
                          .need_text = need_text };
-    o.prefix_kv_bytes = prefix_bytes * 2 / 5; /* as the server divides it */
-    o.prefix_state_bytes = prefix_bytes - o.prefix_kv_bytes;
+    cmd_prefix_memory(&o, prefix_bytes);
     bool ok = engine_open(out, dir, &o, e);
     if (!ok && prefix_bytes > 0 && strcmp(e->id, "E-MACHINE-PLAN") == 0) {
         *e = (err){ 0 };
-        o.prefix_kv_bytes = o.prefix_state_bytes = 0;
+        cmd_prefix_memory(&o, 0);
         ok = engine_open(out, dir, &o, e);
     }
     if (!ok) return false;

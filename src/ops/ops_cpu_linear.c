@@ -223,14 +223,18 @@ bool cpu_norm_linears(ops *o, float *const *y, float *h, const linear *const *w,
     return true;
 }
 
-bool cpu_linear_add(ops *o, float *x, const float *h, const linear *w, int rows) {
-    if (!w->packed) return false;
-    linears_job j = { .c = o->self, .x = h, .ldx = w->cols, .rows = rows, .K = w->cols };
+/* x += what j's inputs become in w. */
+static void run_add(linears_job j, float *x, const linear *w) {
     j.n = 1;
     j.w = &w;
     j.y = &x;
     j.add = true;
     run_linears(&j);
+}
+
+bool cpu_linear_add(ops *o, float *x, const float *h, const linear *w, int rows) {
+    if (!w->packed) return false;
+    run_add((linears_job){ .c = o->self, .x = h, .ldx = w->cols, .rows = rows, .K = w->cols }, x, w);
     return true;
 }
 
@@ -241,10 +245,6 @@ bool cpu_gated_linear_add(ops *o, float *x, const float *in, const float *z, con
     linears_job j = { .c = o->self, .x = in, .ldx = w->cols, .rows = rows, .K = w->cols, .norm = norm, .eps = eps };
     j.z = z;
     j.dim = dim;
-    j.n = 1;
-    j.w = &w;
-    j.y = &x;
-    j.add = true;
-    run_linears(&j);
+    run_add(j, x, w);
     return true;
 }

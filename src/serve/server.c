@@ -299,6 +299,7 @@ static void on_signal(evutil_socket_t sig, short what, void *arg) {
 static void fill_model(server *s) {
     const serve_options *o = s->o;
     engine *g = s->g;
+    const int64_t answers = (int64_t)g->st.slots + o->loop.max_queue; /* that can run or wait */
     int32_t *special = xcalloc((size_t)tokenizer_vocab(g->tok) + 1, sizeof *special);
     int n = 0;
     for (int id = 0; id < tokenizer_vocab(g->tok); id++)
@@ -309,8 +310,8 @@ static void fill_model(server *s) {
                              .g = g,
                              .defaults = s->model.defaults,
                              .ctx = g->st.capacity,
-                             .max_choices = (int)min_i64(CHAT_MAX_CHOICES, (int64_t)g->st.slots + o->loop.max_queue),
-                             .max_answers = (int)min_i64(INT32_MAX, (int64_t)g->st.slots + o->loop.max_queue),
+                             .max_choices = (int)min_i64(CHAT_MAX_CHOICES, answers),
+                             .max_answers = (int)min_i64(INT32_MAX, answers),
                              .thinking = o->thinking,
                              .deadline_seconds = o->deadline_seconds,
                              .created = (int64_t)time(NULL),

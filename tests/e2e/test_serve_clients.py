@@ -34,13 +34,6 @@ def clients(s):
 
 
 @pytest.fixture(scope="module")
-def server(nibble, tiny):
-    s = Server(nibble, tiny, "--alias", "tiny", "--api-key", "k")
-    yield s
-    s.close()
-
-
-@pytest.fixture(scope="module")
 def o(server):
     return clients(server)[0]
 

@@ -5,18 +5,9 @@ import pytest
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed (scripts/setup.sh installs it)")
 
-from serving import Server  # noqa: E402
-
 USER = [{"role": "user", "content": "Tom has 3 apples and buys 4. How many?"}]
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The weather of a city.", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}}]
-
-
-@pytest.fixture(scope="module")
-def server(nibble, tiny):
-    s = Server(nibble, tiny, "--alias", "tiny", "--api-key", "k")
-    yield s
-    s.close()
 
 
 @pytest.fixture(scope="module")
